@@ -28,16 +28,11 @@ class BrokenLine:
     """Last failure of the connection, for the message to users."""
 
     def cut_short(self, step: Step, words: str) -> BrokenLine:
-        """Record that the connection broke while the owner still had to send data of `step`; `words` describes the
-        break.
-        """
+        """Record that the connection broke while data of `step` was still to be sent; `words` describes the break."""
         return BrokenLine(self.cut_count + 1, step, words)
 
     def arrived(self, step: Step) -> BrokenLine:
-        """Record that the holder has received all of `step`.
-
-        A step that arrived in one transfer resets the count of breaks.
-        """
+        """Record that the holder has all of `step`. A step that arrived in one transfer resets the count of breaks."""
         return self if step == self.step else BrokenLine()
 
     @property

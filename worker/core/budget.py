@@ -18,14 +18,9 @@ from worker.core.averages import trimmed_error, trimmed_mean
 KEPT_QUIET, KEPT = 192, 48
 """Maximum numbers of stored quiet iterations and of stored snapshots."""
 ENOUGH, LEAST = 32, 8
-"""Minimum numbers of measurements for a decision.
-
-`LEAST` counts snapshots. `ENOUGH` counts loaded iterations if every step is proposed; with every n-th step, `ENOUGH` /
-n suffice.
-"""
+"""Minimum numbers of loaded iterations (divided by the interval) and of snapshots for a decision."""
 ENOUGH_QUIET = 16
-"""Minimum number of quiet iterations. With fewer, the estimated cost is the time for which snapshots blocked the rank.
-"""
+"""With fewer quiet iterations, the estimated cost is the time for which snapshots blocked the rank."""
 GROWTH = 2
 """Maximum factor by which one decision lengthens the interval."""
 BEYOND_DOUBT = 2.0
@@ -64,21 +59,16 @@ class Budget:
     """Seconds of the newest quiet iterations."""
     snapshots: tuple[Load, ...] = ()
     newest: Load | None = None
-    """Cost so far of the newest snapshot, which may still be in transfer; it joins `snapshots` when the next one
-    begins."""
+    """Cost so far of the newest snapshot, which joins `snapshots` when the next one begins."""
     iterations_per_snapshot: float = 1.0
     """Smoothed mean of the number of loaded iterations per snapshot."""
     since_rest: int = 0
     """Number of iterations since the last quiet iteration."""
 
     def iteration(self, seconds: float, *, blocked_seconds: float, is_loaded: bool, has_begun: bool) -> Budget:
-        """Add one training iteration, and adapt the interval.
+        """Add one iteration, from the end of one optimizer step to the end of the next, and adapt the interval.
 
-        Args:
-            seconds: time from the end of one optimizer step to the end of the next.
-            blocked_seconds: part of `seconds` in which the rank waited for the snapshot.
-            is_loaded: True if a part of a snapshot was captured or sent in the iteration.
-            has_begun: True if the capture of a snapshot began in the iteration.
+        `is_loaded` is True if a part of a snapshot was captured or sent in it, `has_begun` if a capture began.
         """
         if not is_loaded:
             return replace(self, quiet=(*self.quiet, seconds)[-KEPT_QUIET:], since_rest=0)._settled()
@@ -99,9 +89,7 @@ class Budget:
 
     @property
     def distance(self) -> int:
-        """Iterations from the last proposed step to the next: the interval, plus a delay after `REST_EVERY` loaded
-        iterations.
-        """
+        """Iterations from the last proposed step to the next: the interval, plus an occasional delay (`REST_EVERY`)."""
         return self.interval + (self.since_rest >= REST_EVERY) * round(self.iterations_per_snapshot)
 
     @property
@@ -135,9 +123,7 @@ class Budget:
         return max(1, min(MAX_INTERVAL, math.ceil(cost / (self.max_slowdown * usual) - 1e-9)))
 
     def _cost(self, errors: float) -> float:
-        """Return the cost per snapshot in seconds, plus `errors` standard errors; at least the time that blocked the
-        rank.
-        """
+        """Return the cost per snapshot in seconds, at least the blocked time, plus `errors` standard errors."""
         # About every thousandth snapshot is audited: it is copied completely at the boundary and compared afterwards.
         # It blocks the rank longer than other snapshots, and the trimmed mean ignores it.
         held = trimmed_mean([load.blocked_seconds for load in self.snapshots])

@@ -27,10 +27,7 @@ KEPT_SHARE = 0.8
 def automatic_interval(
     upload_seconds: float, cost_seconds: float, node_bytes: int, *, max_overhead: float, max_bytes_per_second: float
 ) -> float:
-    """Return the shortest permitted interval between checkpoints, in seconds.
-
-    `max_overhead` is above 0. `max_bytes_per_second` is per node; 0 means no budget.
-    """
+    """Return the shortest permitted interval in seconds. `max_bytes_per_second` is per node; 0 means no budget."""
     budgeted = node_bytes / max_bytes_per_second if max_bytes_per_second else 0.0
     return max(upload_seconds, cost_seconds * (1 + max_overhead) / max_overhead, budgeted)
 

@@ -97,11 +97,8 @@ def partition(
         alpha_seconds: start-up time of a chunk.
         mu: fraction of an idle span's mean length in which chunks may be sent, in (0, 1].
 
-    Returns:
-        All chunks in order of time. Chunks with span `len(spans)` follow the last span and delay training.
-
-    Raises:
-        ValueError: an argument describes no valid link, buffer or span.
+    Returns all chunks in order of time. Chunks with span `len(spans)` follow the last span and delay training. Raises
+    ValueError if an argument describes no valid link, buffer or span.
     """
     largest = buffer_bytes // buffers if buffers > 0 else 0
     if largest < 1 or bandwidth_bytes_per_second <= 0 or alpha_seconds < 0 or not 0 < mu <= 1:
@@ -161,10 +158,7 @@ def chunk_bytes_for(windows: Sequence[IdleSpan], link: Link) -> int:
 def opening(windows: Sequence[IdleSpan], after_seconds: float, cost_seconds: float) -> float | None:
     """Return when a chunk may be sent, in seconds after the start of the iteration; None for the next iteration.
 
-    Args:
-        windows: the usable parts of the idle spans, in order of time.
-        after_seconds: earliest time, in seconds after the start of the iteration.
-        cost_seconds: time for which the chunk occupies the link.
+    The chunk is sent `after_seconds` (from the same start) or later, and occupies the link for `cost_seconds`.
     """
     longest = max((window.seconds for window in windows), default=0.0)
     for window in windows:

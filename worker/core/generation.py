@@ -59,7 +59,7 @@ class Membership:
     def on(self, event: MemberEvent) -> Membership:
         """Return the membership in the phase that follows `event`.
 
-        Raises InvalidMemberTransition if `TRANSITIONS` has no entry for this phase and event.
+        Raises InvalidMemberTransition without a transition.
         """
         phase = TRANSITIONS.get((self.phase, event))
         if phase is None:
@@ -71,8 +71,7 @@ class MemberAnswer(StrEnum):
     """The agent's reaction to Prepare."""
 
     PROMISE = "promise"
-    """The Prepare is new. The agent stores the promise and ends older ranks and streams before it reports the promise.
-    """
+    """The Prepare is new. The agent ends older ranks and streams before it reports the promise."""
     REPEAT = "repeat"
     """The node has already promised this generation. The agent sends its report again, which may be lost."""
     REFUSE = "refuse"
@@ -88,11 +87,9 @@ def answer_prepare(member: Membership | None, run: RunId, generation: Generation
 
 
 def is_own_run(promised: RunId | None, run: RunId) -> bool:
-    """Return whether a connection for the wrong generation belongs to this node's run, so that it deserves no warning.
-
-    Around a restart of the ranks, peers may still connect for the previous generation, or already for the next one.
-    `promised` is None before the first promise.
-    """
+    """Return whether a connection for the wrong generation belongs to this node's run; None without a promise."""
+    # The agent logs no warning then: around a restart, peers may still use the previous generation, or already the
+    # next.
     return promised == run
 
 

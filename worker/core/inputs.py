@@ -67,9 +67,8 @@ def check_places(places: Sequence[PurePosixPath]) -> None:
 
 
 def make_room(held: Sequence[HeldFile], wanted: Mapping[str, int], limit_bytes: int) -> Room:
-    """Choose the cached files to evict so that all wanted files fit into `limit_bytes`.
-
-    `wanted` has the size in bytes of every wanted file by name, including files that are already cached.
+    """Choose the cached files to evict so that all wanted files (bytes by name, cached or not) fit into
+    `limit_bytes`.
     """
     there = {file.name for file in held}
     total = sum(file.bytes for file in held) + sum(size for name, size in wanted.items() if name not in there)

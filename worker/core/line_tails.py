@@ -38,10 +38,8 @@ class Tail:
     def extended(self, first: int, rows: Sequence[bytes], *, limit_bytes: int) -> Tail:
         """Return this tail with newer lines appended, or this object itself if no line is new.
 
-        Args:
-            first: number of the first new line. Lines that the tail already has are skipped.
-            rows: encoded lines, each with its line feed.
-            limit_bytes: size of the newest lines that always remain. The tail is cut when it exceeds twice this size.
+        `first` is the number of the first line; known lines are skipped. The newest `limit_bytes` always remain; the
+        tail is cut when it exceeds twice this size.
         """
         if first + len(rows) <= self.end:
             return self

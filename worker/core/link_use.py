@@ -15,10 +15,7 @@ STANDSTILL_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LinkUse:
-    """Time for which the node's link was used until `at_seconds`.
-
-    Only differences between two values are meaningful.
-    """
+    """Time of use of the node's link until `at_seconds`. Only differences between two values are meaningful."""
 
     at_seconds: float = 0.0
     """Time of this measurement in monotonic seconds. It does not advance while no transfer has data to send."""
@@ -50,11 +47,8 @@ class LinkUse:
         return replace(counted, sender_count=counted.sender_count - 1)
 
     def drained(self, since: float, now: float) -> LinkUse:
-        """Add the time that the network needed for the last bytes of a transfer, unless another transfer already
-        counted it.
-
-        `since` is the time at which the kernel accepted these bytes, `now` the time at which the holder had received
-        them; both in monotonic seconds.
+        """Add the time from `since`, when the kernel accepted a transfer's last bytes, until `now`, when they had
+        arrived.
         """
         counted = self.until(now)
         passed = now - max(since, counted.at_seconds)

@@ -77,10 +77,7 @@ class LostLoaders:
 
 
 def lost_loaders(last_lines: str) -> LostLoaders | None:
-    """Return the DataLoader workers whose end caused the rank's last exception, or None for another exception.
-
-    `last_lines` are the last lines of the rank's stderr. `end_of_killed` then decides whether the kernel killed them.
-    """
+    """Return the DataLoader workers whose end caused the last exception in a rank's last lines of stderr, or None."""
     line = _last_exception(last_lines)
     found = _LOST_LOADERS.match(line)
     return LostLoaders(tuple(map(int, found["pids"].split(", "))), line[:MAX_WORDS]) if found is not None else None
@@ -91,12 +88,8 @@ def end_of_killed(
 ) -> MemoryEnd | None:
     """Return the strongest evidence that the kernel killed a process for lack of memory, or None.
 
-    Args:
-        before: kill counters that were read before the rank ended.
-        after: kill counters after the rank ended.
-        use: memory measurements shortly before the rank ended.
-        logged_bytes: the process's resident memory in the kernel's log (`logged_kill`); None without a log record.
-        loaders: the DataLoader workers that ended instead of the rank itself; None if the rank was killed.
+    `before` and `after` the end, the kill counters were read. `logged_bytes` is the memory in the kernel's log
+    (`logged_kill`), `loaders` are the workers that ended instead of the rank; both may be None.
     """
     if logged_bytes is not None:
         source = MemorySource.KERNEL_LOG
@@ -117,10 +110,7 @@ def end_of_killed(
 
 
 def end_of_raised(last_lines: str, use: MemoryUse) -> MemoryEnd | None:
-    """Return the evidence that a lack of memory caused a rank's last exception, or None for another exception.
-
-    `last_lines` are the last lines of the rank's stderr.
-    """
+    """Return the evidence that a lack of memory caused the exception in a rank's last lines of stderr, or None."""
     line = _last_exception(last_lines)
     if _GPU_EXCEPTIONS.match(line):
         return MemoryEnd(source=MemorySource.EXCEPTION, kind=MemoryKind.GPU, words=line[:MAX_WORDS])
@@ -137,12 +127,10 @@ def end_of_raised(last_lines: str, use: MemoryUse) -> MemoryEnd | None:
 
 
 def logged_kill(log: str, pid: int, since_seconds: float) -> int | None:
-    """Return the resident bytes of a process when the kernel killed it for lack of memory; None without a log record.
+    """Return the resident bytes of a process that the kernel killed for lack of memory; None without a log record.
 
-    Args:
-        log: records of /dev/kmsg, one per line.
-        pid: pid of the process that may have been killed.
-        since_seconds: start of the process, in seconds since boot. An older record is about an earlier process.
+    `log` has records of /dev/kmsg, one per line. `since_seconds` is the start of the process since boot; an older
+    record is about an earlier process.
     """
     found = None
     for line in log.splitlines():

@@ -53,13 +53,7 @@ class MetricOutbox:
         self._sent_at: float | None = None
 
     def add(self, run: RunId, points: Sequence[MetricPoint], dropped_count: int = 0) -> None:
-        """Queue values that a rank has logged.
-
-        Args:
-            run: the rank's run.
-            points: values in the order in which they were logged. Values beyond `MAX_VALUES` of a step are dropped.
-            dropped_count: number of logged steps that the rank itself lost before `points`.
-        """
+        """Queue logged values in their order. `dropped_count` counts the steps that the rank itself lost before."""
         dropped_count += sum(max(0, len(point.values) - MAX_VALUES) for point in points)
         self._next_number = min(self._next_number + dropped_count, MAX_NUMBER)
         self.dropped_count += dropped_count
@@ -92,10 +86,7 @@ class MetricOutbox:
         self._sent_at = None
 
     def due(self, now: float) -> MetricBatch | None:
-        """Return the message to send now: the oldest logged steps of one run with consecutive numbers.
-
-        None if the queue is empty, or for `AGAIN_SECONDS` (monotonic) after a message that is not confirmed yet.
-        """
+        """Return the oldest logged steps of one run as a message; None if it is empty, or sent `AGAIN_SECONDS` ago."""
         if not self._waiting or (self._sent_at is not None and now - self._sent_at < AGAIN_SECONDS):
             return None
         self._sent_at = now

@@ -83,11 +83,9 @@ class DiskWait:
     """Observations of one volume over several readings, which show whether it still finishes requests."""
 
     finished_count: int
+    # Some drivers count finished requests as waiting for ever. Only requests above this minimum count as waiting.
     least_waiting: int | None
-    """Lowest number of waiting requests while the volume was idle or made progress; None until it finished a request.
-
-    Some drivers count finished requests as waiting for ever. Only requests above this minimum count as waiting.
-    """
+    """Lowest number of waiting requests while the volume was idle or made progress; None until it finished one."""
     since: float | None
     """Monotonic time of the last progress while requests waited; None while no request waits."""
 

@@ -20,10 +20,8 @@ from worker.core.shared_parts import LATE_SECONDS
 
 
 def reading_order(nodes: Sequence[NodeId], key: str, number: int) -> Iterator[NodeId]:
-    """Yield each node once, in the order in which they should read part `number` (from 1) of an S3 object.
-
-    Consecutive parts begin with different nodes. If a node is lost, its parts are divided among all other nodes.
-    """
+    """Yield each node once, in the order in which they should read part `number` (from 1) of an S3 object."""
+    # Consecutive parts begin with different nodes. The parts of a lost node are divided among all others.
     left, rest = list(nodes), number + zlib.crc32(key.encode())
     while left:
         rest, place = divmod(rest, len(left))
@@ -36,10 +34,7 @@ class ObjectReaders:
 
     here: NodeId
     nodes: tuple[NodeId, ...]
-    """The nodes that load from S3 according to the plan (`reading_nodes`).
-
-    `here` is missing if the plan names a peer as its source, and this node loads from S3 nevertheless.
-    """
+    """The nodes that load from S3 by plan, without `here` if the plan names a peer as its source."""
     excluded: frozenset[NodeId] = frozenset()
     """Nodes that are lost or slow, or whose load has failed."""
     lacking: frozenset[tuple[NodeId, str]] = frozenset()

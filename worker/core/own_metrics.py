@@ -61,9 +61,7 @@ class OwnMetrics:
         )
 
     def replicated(self, seconds: float) -> OwnMetrics:
-        """Add a replication: the seconds from the end of its step until every holder in view had verified the
-        snapshot.
-        """
+        """Add a replication of `seconds`, from the end of the step until every holder in view had verified it."""
         return replace(self, replica_count=self.replica_count + 1, replicate_seconds=self.replicate_seconds + seconds)
 
     def due(self, now: float, replica_bytes: int, usage: NodeUsage) -> tuple[dict[str, float], OwnMetrics]:

@@ -68,12 +68,7 @@ class PacingTrial:
     """True if pacing saves training time, False if not, None while the trial runs."""
 
     def iteration(self, seconds: float, *, is_paced: bool, lost_count: int = 0) -> PacingTrial:
-        """Add an iteration that captured a snapshot and sent all its data in one mode.
-
-        A finished trial does not change.
-
-        `lost_count` is the number of following steps that were not captured because this snapshot was still being sent.
-        """
+        """Add an iteration in one mode, and the number of following steps lost to its snapshot."""
         if self.verdict is not None:
             return self
         if is_paced:

@@ -50,17 +50,11 @@ class Stripe:
         return row * self.width + self._first(rank, holder)
 
     def contributed(self, rank: Rank, holder: Rank, payload_bytes: int) -> range:
-        """Return the chunks of the shard of `rank` that belong to the share of `holder`, from row 0 on.
-
-        `payload_bytes` is the size of the shard of `rank`.
-        """
+        """Return the chunks of the shard of `rank` (of `payload_bytes`) in the share of `holder`, from row 0 on."""
         return range(self._first(rank, holder), -(-payload_bytes // self.chunk_bytes), self.width)
 
     def share_bytes(self, holder: Rank, payload_bytes: Mapping[Rank, int]) -> int:
-        """Return the size of the share that `holder` keeps, without its list of contributions.
-
-        `payload_bytes` has the size of each contributor's shard.
-        """
+        """Return the size of the share of `holder` without its list, from the contributors' shard sizes."""
         ends = [0]
         for rank, size in payload_bytes.items():
             if chunks := self.contributed(rank, holder, size):
@@ -91,10 +85,7 @@ class Missing:
     lost: Contribution
 
     def wanted(self, rank: Rank, payload_bytes: int, *, is_share: bool) -> frozenset[int]:
-        """Return the chunks of a surviving rank's share (`is_share`) or shard from which the lost shard is rebuilt.
-
-        `payload_bytes` is the size of this share or shard.
-        """
+        """Return the chunks of a survivor's share (`is_share`) or shard, of `payload_bytes`, that a rebuild needs."""
         count = -(-payload_bytes // self.stripe.chunk_bytes)
         return frozenset(
             chunk
@@ -104,10 +95,8 @@ class Missing:
         )
 
     def chunk_of(self, rank: Rank, chunk: int, *, is_share: bool) -> int:
-        """Return the chunk of the lost shard that a surviving rank's chunk helps to rebuild, possibly beyond the
-        shard's end.
-
-        `chunk` is a row of the rank's share if `is_share` is True, otherwise a chunk of its shard.
+        """Return the chunk of the lost shard, maybe beyond its end, for a row of a survivor's share or chunk of its
+        shard.
         """
         holder = rank if is_share else self.stripe.holder_of(rank, chunk)
         return self.stripe.chunk_of(self.lost.rank, holder, chunk if is_share else self.stripe.row_of(chunk))
@@ -140,19 +129,13 @@ class ParityShare:
     """Ranks whose whole contribution is combined into this share."""
 
     def begin(self, contribution: Contribution) -> ParityShare:
-        """Record an announced contribution.
-
-        If the rank has announced another digest before, the share becomes empty.
-        """
+        """Record an announced contribution. After an announcement with another digest, the share becomes empty."""
         earlier = {each for each in self.announced if each.rank == contribution.rank}
         share = ParityShare(self.contributors) if earlier - {contribution} else self
         return replace(share, announced=share.announced | {contribution})
 
     def accepts(self, rank: Rank, row: int) -> bool:
-        """Return whether the agent must still combine the chunk of `rank` with row `row`.
-
-        A second XOR would remove it.
-        """
+        """Return whether the chunk of `rank` is missing in row `row`. A second XOR would remove it."""
         return not self._rows(rank) >> row & 1
 
     def is_begun(self, row: int) -> bool:
@@ -165,9 +148,8 @@ class ParityShare:
         return replace(self, applied=self.applied - {(rank, rows)} | {(rank, rows | 1 << row)})
 
     def finish(self, rank: Rank, rows: Iterable[int]) -> ParityShare:
-        """Record that `rank` has sent its last chunk. It counts as complete only if all `rows` contain its chunk.
-
-        `rows` are the rows to which the rank's shard contributes; a short shard does not reach all rows.
+        """Record that `rank` has sent its last chunk; it is complete only if all `rows` that it reaches contain its
+        chunk.
         """
         is_whole = all(self._rows(rank) >> row & 1 for row in rows)
         return replace(self, complete=self.complete | {rank}) if is_whole else self
@@ -175,13 +157,9 @@ class ParityShare:
     def is_progressing(self, connected: Collection[Rank], progressed: Collection[Rank]) -> bool:
         """Return whether this node should send progress messages to the ranks whose contributions are complete.
 
-        Their agents would otherwise drop this node at the holder deadline, although it only waits for other ranks. The
-        result is True while every incomplete contribution may still arrive.
-
-        Args:
-            connected: ranks of the stripe with an open session to this node.
-            progressed: ranks that have made progress, or have delayed their contribution themselves, since the last
-                True.
+        Their agents would otherwise drop this node at the holder deadline. True while every incomplete contribution may
+        arrive: `connected` are ranks with an open session, `progressed` those that have sent or delayed data since the
+        last True.
         """
         begun = {each.rank for each in self.announced}
         missing = self.contributors - self.complete
@@ -205,11 +183,7 @@ def place(
 ) -> int | None:
     """Return the index of the slot in which a holder builds its share with `content`, or None if it must refuse.
 
-    Args:
-        slots: the slots of the share, in order.
-        content: the content that a rank begins to contribute.
-        keep: contents that must not be overwritten, from `worker.core.slots.kept`.
-        free: chooses the slot to overwrite, from the slots and the contents to keep.
+    `keep` has the protected contents (`kept`). `free` chooses the slot to overwrite, from the slots and `keep`.
     """
     index = being_written(slots, content)
     if index is not None:
@@ -227,13 +201,9 @@ def place(
 
 
 def parity_bytes_per_node(*, stripes: Iterable[tuple[Stripe, int]], header_bytes: int, slot_count: int) -> int:
-    """Return the bytes of host memory for the slots of one node with parity, if all shards of a stripe are equally
-    large.
+    """Return the bytes of host memory for a node's slots with parity, if all shards of a stripe are equally large.
 
-    Args:
-        stripes: the stripe and the slot capacity of each shard that the node owns.
-        header_bytes: bytes of a slot's file before the payload.
-        slot_count: slots per shard and per share.
+    `stripes` has the stripe and the slot capacity of each own shard, `header_bytes` precede a payload.
     """
     return slot_count * sum(
         capacity + stripe.capacity_bytes(capacity) + 2 * header_bytes for stripe, capacity in stripes

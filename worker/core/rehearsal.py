@@ -59,8 +59,7 @@ class RehearsalAgreement:
     def advance(self, ranks: Sequence[RankRound], lead: int, *, is_ending: bool) -> RehearsalAgreement:
         """Announce, confirm, withdraw or end the rehearsal, as far as the newest reports of all ranks permit.
 
-        `lead` is the number of steps from the highest boundary to the first step that every rank can still answer.
-        `is_ending` is True if a rank has closed, a stop is requested, or no further step is proposed. A second call may
+        `lead` counts the steps from the highest boundary to the first that every rank can answer. A second call may
         change the state again.
         """
         if self.state is StopState.CONFIRMED:

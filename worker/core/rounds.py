@@ -55,15 +55,11 @@ class Shard:
     held: frozenset[tuple[NodeId, Step]] = frozenset()
     """Pairs (peer, step) of the valid acknowledgements."""
     has_parity: bool = False
-    """True if the peers combine this shard with other shards into shares. A peer acknowledges when it seals its share.
-    """
+    """True if the peers combine this shard into shares. A peer then acknowledges when it seals its share."""
 
     @classmethod
     def begin(cls, base: Step, peers: tuple[NodeId, ...], *, has_parity: bool = False) -> Shard:
-        """Return the state of a shard at the start of a generation.
-
-        The owner has sealed the base, unless it is step 0.
-        """
+        """Return the state at the start of a generation. The owner has sealed the base, unless it is step 0."""
         sealed = frozenset({base} if base else ())
         return cls(base=base, peers=peers, view=frozenset(peers), sealed=sealed, has_parity=has_parity)
 
@@ -79,10 +75,7 @@ class Shard:
         sealed: frozenset[Step],
         has_parity: bool = False,
     ) -> Shard:
-        """Return the state when a restarted agent takes over the running generation. All peers are in view again.
-
-        `committed`, `proposed` and `vote` are from the rank's page, `sealed` from the slots.
-        """
+        """Return the state after a restart of the agent, from the rank's page and the slots. All peers are in view."""
         return cls(
             base=base,
             peers=peers,
@@ -119,11 +112,7 @@ class Shard:
         return updated._settled()
 
     def capture(self, step: Step) -> Shard:
-        """Record that the rank has copied the first parts of its state at `step`, so that they may be sent to the
-        holders.
-
-        The call changes nothing if `step` is not proposed, or the rank has already voted on it or sealed it.
-        """
+        """Record that the rank has copied the first parts of `step`, if it is proposed, not voted on and not sealed."""
         is_awaited = step == self.proposed != self.base and self.vote is Vote.NONE and step not in self.sealed
         return replace(self, capturing=step) if is_awaited else self
 
@@ -141,9 +130,8 @@ class Shard:
         return replace(self, sealed=self.sealed - {step}, held=held)
 
     def abandon(self, step: Step, reason: str, *, late: bool = False) -> Shard:
-        """Record that the rank does not capture `step`, and vote ABANDON. The base cannot be abandoned.
-
-        `late` is True if the rank received the proposal too late, so that the coordinator must propose earlier.
+        """Record that the rank does not capture `step` (not the base), `late` if the proposal came too late; vote
+        ABANDON.
         """
         if step != self.proposed or self.vote is not Vote.NONE or step == self.base or step in self.sealed:
             return self
@@ -154,10 +142,7 @@ class Shard:
         return replace(self, held=self.held | {(peer, step)}, silent=self.silent - {peer})._confirmed(peer)._settled()
 
     def inventory(self, peer: NodeId, steps: frozenset[Step]) -> Shard:
-        """Record that `peer` has connected and holds exactly the sealed `steps`.
-
-        Its other acknowledgements are revoked.
-        """
+        """Record that `peer` has connected and holds exactly `steps`. Other acknowledgements are revoked."""
         held = frozenset(each for each in self.held if each[0] != peer) | {(peer, step) for step in steps}
         lost = {peer} if self.committed != NONE and peer in self.view and self.committed not in steps else set[NodeId]()
         updated = replace(
@@ -176,9 +161,7 @@ class Shard:
         return replace(self, view=self.view - {peer}, returning=self.returning - {peer}, silent=silent)._settled()
 
     def wanted(self, peer: NodeId) -> Step:
-        """Return the step that the owner sends to `peer` next: first the foundation, then the proposed step; or
-        `NONE`.
-        """
+        """Return the step that the owner sends to `peer` next: the foundation, then the proposed step; or `NONE`."""
         # A combined chunk cannot be removed from a share, so only sealed steps are sent with parity.
         capturing = NONE if self.has_parity else self.capturing
         for step in (self.foundation, self.proposed):
@@ -194,10 +177,7 @@ class Shard:
         return is_before or (half.boundary == self.proposed and half.standing is not RankStanding.MOVING)
 
     def _confirmed(self, peer: NodeId) -> Shard:
-        """Put `peer` back into the view if it holds the foundation.
-
-        After the owner's vote, the view does not change.
-        """
+        """Put `peer` into the view if it holds the foundation and the owner has not voted."""
         if peer in self.view or peer not in self.peers or self.vote is not Vote.NONE or self.foundation == NONE:
             return self
         is_there = (peer, self.foundation) in self.held
@@ -231,10 +211,7 @@ def _cut(reason: str) -> str:
 
 
 def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
-    """Return (the stop that is answered, `ECHO_YES` or `ECHO_NO`), a rank's answer to an announced stop.
-
-    `stop` is the step that the agent has announced on the page, -1 without a stop. `state` is its state there.
-    """
+    """Return (the stop that is answered, `ECHO_YES` or `ECHO_NO`): a rank's answer to the stop on its page, or -1."""
     # A rank that has passed the stop may wait in a collective for ranks that wait at the stop, and so never reach
     # its next boundary. The agent answers for it, and the coordinator announces a later stop.
     if state is StopState.ANNOUNCED and half.echo_step != stop and half.boundary >= stop:
@@ -256,8 +233,7 @@ class Coordinator:
     strayed: frozenset[Rank] = frozenset()
     """Ranks whose full protection the coordinator announces (`worker.core.strays.strayed`)."""
     is_relayout: bool = False
-    """True after a relayout: no slot contains the base in the current layout, so it is neither proposed nor uploaded.
-    """
+    """True after a relayout: no slot contains the base in this layout, so it is neither proposed nor uploaded."""
     max_uploads: int = 1
     distance: int = 1
     """Minimum steps from a committed step to the next proposed step (`worker.core.budget`)."""
@@ -273,8 +249,7 @@ class Coordinator:
     # If uploads or exports of older steps use all slots, the final step is marked while it is only proposed. Agents
     # then end these to free a slot.
     persist: Step = NONE
-    """The newest step to upload to S3, or `NONE`. It is committed, or the base of a job that stops before its first
-    commit."""
+    """The newest step to upload, committed or the base of a job that stops before a commit; or `NONE`."""
     # An agent reports only its newest finished uploads (`worker.core.slots.newest_uploads`). No commit is marked
     # while an agent uploads a step outside this tuple, so that each checkpoint can become complete.
     marked: tuple[Step, ...] = ()
@@ -311,9 +286,8 @@ class Coordinator:
         return replace(self, distance=distance)
 
     def request_checkpoint(self, step: Step, *, ends_exports: bool = False) -> Coordinator:
-        """Request the upload of the next commit at or after `step`. A repeated request changes nothing.
-
-        `ends_exports` is True if agents must end an export when the upload needs its slot.
+        """Request the upload of the next commit at or after `step`, with `ends_exports` even if an export needs to
+        end.
         """
         # The current commit is not uploaded, because nodes may be about to reuse its slot. The announcement of
         # a later commit names the step to upload, so each node pins its slot in time.
@@ -329,16 +303,12 @@ class Coordinator:
         return replace(self, rehearsal=self.rehearsal.request(number, steps)).advance()
 
     def end_final_round(self) -> Coordinator:
-        """Record that the ranks waited too long for the commit of the final step.
-
-        They exit at the newest committed step.
-        """
+        """Record that the ranks waited too long for the final commit. They exit at the newest committed step."""
         return replace(self, is_finished=True).advance() if self.final != NONE else self
 
     def halt(self) -> Coordinator:
-        """Record that agents kill the ranks after a requested stop. The committed step becomes the final state.
-
-        Without a requested stop, the call changes nothing.
+        """Record that agents kill the ranks after a requested stop, if any: the committed step becomes the final
+        state.
         """
         return replace(self, is_finished=True, proposed=NONE).advance() if self._is_stopping else self
 
@@ -376,9 +346,7 @@ class Coordinator:
 
     @property
     def due_step(self) -> Step:
-        """The first commit at or above this step is due as a checkpoint by `every_steps`; `NONE` without such an
-        interval.
-        """
+        """The next commit at or above this step is due by `every_steps`; `NONE` without such an interval."""
         if not self.every_steps:
             return NONE
         floor = self.persist if self.persist != NONE else self.stored

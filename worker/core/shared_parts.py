@@ -21,8 +21,7 @@ MAX_WINDOW = 4
 MAX_LOAD_HELPERS = 3
 """Maximum number of nodes that help with the load of one shard."""
 LATE_SECONDS = 10.0
-"""Minimum seconds after which the owner gives up on a helper's part; at least twice the time of its own slowest part.
-"""
+"""Minimum seconds until a helper's part is late; at least twice the time of the owner's own slowest part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +35,7 @@ class Outstanding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedParts:
-    """The parts of one attempt to upload or load, and the nodes that transfer them.
-
-    Each method returns the next state.
-    """
+    """The parts of one attempt to upload or load, and their nodes. Each method returns the next state."""
 
     part_count: int
     window: int = 1
@@ -58,10 +54,9 @@ class SharedParts:
 
     @classmethod
     def begin(cls, part_count: int, helpers: Sequence[NodeId] = (), now: float = 0.0) -> SharedParts:
-        """Return the state before the owner has begun its first part. Each helper already has equally many first parts.
+        """Return the state before the owner's first part.
 
-        `helpers` are nodes that can begin at once; other helpers receive their first parts from `assign`. `now` is in
-        monotonic seconds.
+        Each of `helpers`, ready to begin, has equally many first parts.
         """
         # Without these first parts, the owner and the first helper to answer would transfer all parts of a
         # small object.
@@ -79,9 +74,8 @@ class SharedParts:
         )
 
     def claim(self, number: int) -> tuple[SharedParts, bool]:
-        """Return the new state, and whether the owner must transfer part `number` now; if not, a helper does.
-
-        `number` is 1 at the first call, then one more at each call.
+        """Return the new state, and whether the owner (not a helper) must transfer part `number`, each once in order
+        from 1.
         """
         if number < self.lowest:
             return replace(self, claimed=number), True
@@ -90,10 +84,7 @@ class SharedParts:
         return self, False
 
     def assign(self, helper: NodeId, now: float) -> tuple[SharedParts, int | None]:
-        """Assign one more part to a helper at `now` (monotonic seconds). Returns the new state and the part's number.
-
-        The number is None if no part is left, or if the helper must first finish its assigned parts.
-        """
+        """Assign a part to a helper at `now` (monotonic); None if no part is left or the helper has enough."""
         number = self.lowest - 1
         in_flight = sum(each.helper == helper for each in self.outstanding.values())
         if helper in self.excluded or number <= self.claimed or in_flight >= self.window:
@@ -120,10 +111,8 @@ class SharedParts:
         )
 
     def late(self, now: float, slowest_seconds: float) -> frozenset[NodeId]:
-        """Return the helpers that should have finished their oldest assigned part by `now` (monotonic seconds).
-
-        `slowest_seconds` is the longest time that one of the owner's own parts took or has taken so far; 0 without
-        parts.
+        """Return the helpers whose oldest part is late at `now` (monotonic), given the owner's slowest part in
+        seconds.
         """
         limit = max(LATE_SECONDS, 2 * slowest_seconds)
         return frozenset(part.helper for part in self.outstanding.values() if now - part.since > limit)
@@ -142,10 +131,7 @@ class SharedParts:
         return replace(self, finished=finished, missing=self.missing | {number}).exclude(helper)
 
     def take_missing(self) -> tuple[SharedParts, int | None]:
-        """Assign a missing part to the owner.
-
-        Returns the new state and the part's number, None if no part is missing.
-        """
+        """Assign a missing part to the owner. The number is None if no part is missing."""
         if not self.missing:
             return self, None
         number = min(self.missing)
@@ -172,10 +158,7 @@ def is_read_first(plan: GenerationPlan, rank: Rank) -> bool:
 
 
 def reading_nodes(plan: GenerationPlan) -> tuple[NodeId, ...]:
-    """Return the nodes that load at least one shard from S3 according to the plan, in the order of GROUP_RANK.
-
-    Empty after a relayout, because nodes then load shards on demand.
-    """
+    """Return the nodes that load a shard from S3 by plan, in the order of GROUP_RANK; empty after a relayout."""
     return tuple(node.node_id for node in plan.nodes if any(is_read_first(plan, rank) for rank in node.ranks))
 
 
@@ -192,10 +175,10 @@ def load_helpers(plan: GenerationPlan, rank: Rank, owner: NodeId) -> list[NodeId
 
 
 def home_of(plan: GenerationPlan, rank: Rank) -> NodeId | None:
-    """Return the node that rebuilds a lost shard of an earlier rank, or reads it from S3, for all nodes: its *home*.
+    """Return the node that rebuilds a lost earlier shard, or reads it from S3, for all nodes: its *home*.
 
-    `plan` has a relayout. A shard that a node has in memory has no home (None), even if the node then loses it. If a
-    fetch of such a shard could cause another rebuild, two rebuilds could wait for each other forever.
+    A shard that a node has in memory has no home (None), even if it is lost later: a fetch that causes another rebuild
+    could let two rebuilds wait for each other forever.
     """
     assert plan.relayout is not None, "only a relayout has earlier shards"
     if any(source.kind == "peer" for source in plan.relayout.shards[rank]):

@@ -41,11 +41,8 @@ class HolderSilence:
     def checked(self, now: float, *, is_owed: bool, is_asked: bool, is_occupied: bool) -> HolderSilence:
         """Return the state after the owner's next periodic check at `now`.
 
-        Args:
-            now: current time in seconds.
-            is_owed: True if the holder lacks data that the owner can send.
-            is_asked: False while the owner itself delays this data, for example until the network is idle.
-            is_occupied: True while the owner must first finish other work, such as a digest of its own slot.
+        `is_owed` is True if the holder lacks data that can be sent. `is_asked` is False while the owner delays this
+        data, `is_occupied` True while it must finish other work first, such as a digest of its own slot.
         """
         elapsed = now - self.checked_at
         # After a late check, the owner itself did not run, and messages from this time are still unread.

@@ -54,9 +54,8 @@ def being_written(slots: Sequence[SlotView], content: Content) -> int | None:
 
 
 def writable(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None:
-    """Return the index of the slot to overwrite, or None if every slot is protected (`keep`), pinned or busy.
-
-    It prefers an empty slot, then an unsealed slot, then the sealed slot with the oldest step.
+    """Return the slot to overwrite: empty, else unsealed, else the oldest; None if all are protected, pinned or
+    busy.
     """
     free = [
         index
@@ -74,10 +73,8 @@ def writable(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None
 
 
 def kept(committed: Content | None, planned: Collection[Content], base: Content | None) -> frozenset[Content]:
-    """Return the contents of one shard that must not be overwritten on this node.
-
-    `committed` is None before the first commit, `base` is None for a generation without a base. `planned` is the plan's
-    keep list for this shard.
+    """Return the contents of one shard to keep on this node: only the committed one, or before it `planned` and
+    `base`.
     """
     if committed is not None:
         return frozenset({committed})
@@ -85,20 +82,13 @@ def kept(committed: Content | None, planned: Collection[Content], base: Content 
 
 
 def is_superseded(uploading: Step, *, committed: Step, proposed: Step, persist: Step) -> bool:
-    """Return whether the agent must cancel an upload because its slot is needed for the final step.
-
-    An upload of the committed step continues: it must be in S3 if the final step fails. Each step is -1 if there is
-    none.
-    """
+    """Return whether the agent must cancel an upload because its slot is needed for the final step; -1 for no step."""
+    # An upload of the committed step continues: it must be in S3 if the final step fails.
     return NONE < uploading < committed < persist == proposed
 
 
 def may_upload(step: Step, *, begun: Step, uploading: Collection[Step], max_uploads: int) -> bool:
-    """Return whether an agent may begin to upload a `step` that is in a slot.
-
-    `begun` is the newest step whose upload has begun. It and `step` are -1 without a step. `uploading` has the steps
-    whose slots are pinned for uploads.
-    """
+    """Return whether an upload of `step` may begin after `begun` (-1: none), beside the pinned steps `uploading`."""
     return step > begun and len(uploading) < max_uploads
 
 
@@ -118,11 +108,8 @@ def newest_uploads(finished: Sequence[UploadedShard], *, max_uploads: int) -> li
 
 
 def retry_pause(failures: int) -> float | None:
-    """Return the longest pause before the next attempt of an upload, in seconds; None after the last attempt.
-
-    The caller pauses for a random part of this time, so that nodes that failed together do not retry together.
-    `failures` is at least 1.
-    """
+    """Return the longest pause before the next attempt in seconds; None after the last attempt."""
+    # The caller pauses for a random part, so that nodes that failed together do not retry together.
     return None if failures >= UPLOAD_TRIES else FIRST_PAUSE_SECONDS * 2 ** (failures - 1)
 
 
@@ -135,16 +122,10 @@ def find_sealed(slots: Sequence[SlotView], content: Content) -> int | None:
 
 
 def memory_nodes(ranks: Sequence[Rank], gpu_nodes: Sequence[int]) -> dict[Rank, int]:
-    """Return the NUMA node for each rank's own slots: that of the GPU with the rank's LOCAL_RANK.
-
-    `ranks` are in order of LOCAL_RANK. A value of `gpu_nodes` is negative if unknown; such ranks are left out.
-    """
+    """Return the NUMA node of each rank (in order of LOCAL_RANK) by its GPU; negative, unknown ones are left out."""
     return {rank: node for rank, node in zip(ranks, gpu_nodes, strict=False) if node >= 0}
 
 
 def slot_bytes_per_node(*, copies: int, shard_bytes: Collection[int], slot_count: int = 2) -> int:
-    """Return the bytes of host memory for the slots of one node (docs/design.md#slots).
-
-    `copies` includes the owner's copy. `shard_bytes` has the slot size of each shard that the node owns.
-    """
+    """Return the bytes of host memory for a node's slots (docs/design.md#slots); `copies` includes the owner's."""
     return slot_count * copies * sum(shard_bytes)

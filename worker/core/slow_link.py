@@ -56,11 +56,7 @@ class SlowLink:
         return replace(self, limit=None, begun=(0, 0.0))
 
     def measured(self, sent_bytes: int, seconds: float, *, sound: float) -> SlowLink:
-        """Measure the rate of the running transfer, and set or lift the limit for the bytes that follow.
-
-        `seconds` is the time in which the transfer was allowed to send. From `sound` bytes per second on, a link is not
-        slow.
-        """
+        """Measure the rate over `seconds` of sending, and set or lift the limit. A link is not slow at rate `sound`."""
         lasted = seconds - self.begun[1]
         if not self.carries or lasted < (FULL_RATE_SECONDS if self.limit is None else self.retry_seconds):
             return self

@@ -56,10 +56,7 @@ class Look:
 
 
 def compare(before: Look | None, found: Look) -> tuple[Look, float, float]:
-    """Return (the first sample with the current stacks, seconds since, CPU seconds used since).
-
-    `before` is the first element of the last result for this process, or None.
-    """
+    """Return (the first sample with the current stacks, to pass as `before` next; seconds since; CPU seconds since)."""
     if before is None or before.text != found.text:
         return found, 0.0, 0.0
     return before, max(0.0, found.at - before.at), max(0.0, found.cpu_seconds - before.cpu_seconds)

@@ -52,8 +52,7 @@ class Strays:
     """Ranks whose shards or shares this node owns or holds. The slots of all other ranks are strays."""
     base: Step = NONE
     doubled: Mapping[tuple[Rank, Content], frozenset[Rank]] = field(default_factory=lambda: MappingProxyType({}))
-    """For condition 3, by (rank, content of its own shard that the owner's node keeps): the ranks of that node whose
-    base is on no other node when the generation begins."""
+    """By (rank, content of its shard that its own node keeps): that node's ranks whose base is on no other node."""
     needed: frozenset[Step] = frozenset()
     """Steps before the base to which the job would return if one more node were lost."""
     is_loaded: bool = False
@@ -100,9 +99,8 @@ class Strays:
         return replace(self, committed=max(self.committed, committed), held=self.held | frozenset(held))
 
     def makes_way(self, rank: Rank, content: Content | None) -> bool:
-        """Return whether this node may drop one slot of a stray because a new slot lacks room.
-
-        `content` is None if the slot is empty.
+        """Return whether a slot of a stray may be dropped because a new slot lacks room; an empty slot has no
+        content.
         """
         if rank in self.placed or not self.is_loaded:
             return False
@@ -122,10 +120,8 @@ class Strays:
         """Return how many slots this node must leave free before it adds one for `rank` (docs/design.md#placement,
         R44a).
 
-        Args:
-            rank: the owner of the shard or share that needs another slot.
-            shards: the slots on this node that have memory, by owner: the content of a sealed slot, None for any other.
-            waited_seconds: seconds since this node first refused a slot for `rank`; 0 if it has refused none.
+        `shards` has the content of each slot with memory, by owner; None for an unsealed slot. `waited_seconds` count
+        from the first refusal for `rank`.
         """
         has_strays = not shards.keys() <= self.placed
         if rank not in self.expected or not has_strays or self.committed != NONE:
@@ -149,10 +145,7 @@ class Strays:
 
 
 def strayed(plan: GenerationPlan) -> frozenset[Rank]:
-    """Return the ranks whose full protection the coordinator announces, so that nodes can drop strays.
-
-    These are the ranks with a stray, and all other ranks of the nodes that run them; none after a relayout.
-    """
+    """Return the ranks with a stray, and all others of their nodes; none after a relayout (`Coordinator.strayed`)."""
     if plan.relayout is not None:
         return frozenset()
     found = {

@@ -20,10 +20,7 @@ _REFUSED = re.compile(
 
 
 def refused_task(last_lines: str) -> str:
-    """Return a sentence for the user if the kernel refused the rank a process or thread, otherwise an empty string.
-
-    `last_lines` are the last lines of the rank's stderr.
-    """
+    """Return a sentence for the user if a rank's last lines of stderr show a refused process or thread, or ""."""
     if _REFUSED.search(last_lines) is None:
         return ""
     return (

@@ -29,9 +29,8 @@ def chunk_digest(chunk_digests: bytes, index: int) -> bytes:
 
 
 def found_elsewhere(chunk_digests: bytes, wanted: Iterable[int], others: Sequence[bytes]) -> Iterator[tuple[int, int]]:
-    """Yield (chunk index, index into `others`) of wanted chunks that another slot contains at the same index.
-
-    `others` are the chunk digests of the shard's other sealed slots.
+    """Yield (chunk index, index into `others`) of chunks that other sealed slots, by chunk digests, contain
+    unchanged.
     """
     for index in wanted:
         digest = chunk_digest(chunk_digests, index)

@@ -73,10 +73,7 @@ class TreeReports:
     newest: Mapping[NodeId, NodeReport] = field(default_factory=lambda: MappingProxyType({}))
 
     def begin_term(self, term: int) -> TreeReports:
-        """Discard the reports of earlier terms after a restart of the coordinator's agent.
-
-        An older term changes nothing.
-        """
+        """Discard the reports of lower terms, after a restart of the coordinator. A lower term changes nothing."""
         return TreeReports(term) if term > self.term else self
 
     def take(self, *reports: NodeReport) -> TreeReports:
@@ -95,12 +92,8 @@ class TreeReports:
         return tuple(each for node, each in self.newest.items() if sent.newest.get(node) is not each)
 
     def is_pressing(self, sent: TreeReports, members: frozenset[NodeId]) -> bool:
-        """Return whether the reports since `sent` must be sent at once: an abandoned step, a `_rare` change, or the
-        last vote.
-
-        Other reports can wait, because the coordinator acts only after all votes. `members` are the nodes that report
-        through this node, including itself.
-        """
+        """Return whether the reports since `sent` are urgent: an abandoned step, a `_rare` change, or the last vote."""
+        # Other reports can wait, because the coordinator acts only after all votes.
         for each in self.since(sent):
             before = sent.newest.get(each.node_id)
             if before is None or len(before.ranks) != len(each.ranks) or any(map(_presses, each.ranks, before.ranks)):
@@ -108,9 +101,7 @@ class TreeReports:
         return self._voted(members) not in (None, sent._voted(members))
 
     def is_progress(self, sent: TreeReports) -> bool:
-        """Return whether the reports since `sent` say only that ranks finished steps or received messages, so they can
-        wait.
-        """
+        """Return whether the reports since `sent` only say that ranks finished steps or received messages."""
         return all(
             before is not None
             and len(before.ranks) == len(each.ranks)

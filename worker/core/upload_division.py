@@ -52,13 +52,9 @@ def divide(
 ) -> dict[Rank, Division]:
     """Assign equal tensors, which several ranks hold, to the rank that uploads them for all.
 
-    Each frozen item becomes one object. Other tensors that the same ranks hold are grouped into objects of about the
-    same size. No tensor is split. Equal arguments give equal divisions.
-
-    Args:
-        offers: the tensors that each rank reports, in the order of the data in the rank's slot.
-        least_bytes: minimum mean size in bytes of the objects with equal tensors. It limits the number of objects.
-        max_writers: maximum number of writers for the equal tensors of one set of ranks.
+    Each frozen item becomes one object. Other tensors that the same ranks hold are grouped into objects of at least
+    `least_bytes` on average, with at most `max_writers` writers. No tensor is split. Equal arguments, in the order of
+    the slots, give equal divisions.
     """
     table = _Table(offers)
     items, ranks_of = table.items, table.ranks_of

@@ -34,10 +34,7 @@ class UploadProgress:
         return replace(self, name=name, object_bytes=object_bytes, stored_bytes=0, awaited="", moved_at=now)
 
     def waiting(self, name: str, now: float) -> UploadProgress:
-        """Record that the upload waits for an object that another rank writes.
-
-        The first call for it counts as progress.
-        """
+        """Record that the upload waits for another rank's object. The first call for it counts as progress."""
         return self if name == self.awaited else replace(self, awaited=name, moved_at=now)
 
     def digested(self, now: float) -> UploadProgress:

@@ -75,10 +75,7 @@ class BaseLoading:
         """Set once this node has loaded its own shards, so that it can help other nodes."""
 
     async def load(self) -> None:
-        """Fetch and verify the base for all local ranks concurrently. A repeated call omits the loaded shards.
-
-        Raises LoadFailed, with a code and a message for the user, if a shard cannot be loaded.
-        """
+        """Load the base for all local ranks that lack it. Raises LoadFailed, with a message for the user."""
         failed: dict[Rank, LoadFailed] = {}
 
         async def load(rank: Rank) -> None:
@@ -118,10 +115,7 @@ class BaseLoading:
         self._restored_from[rank.rank] = kind
 
     async def load_earlier(self, rank: Rank) -> SlotFile:
-        """Load and verify the shard of a rank of the launch that captured the base, which had another number of ranks.
-
-        Raises LoadFailed, with a code and a message for the user, if no source delivered the shard.
-        """
+        """Load a shard of a rank of the launch that captured the base, before the relayout. Raises LoadFailed."""
         assert self.plan.relayout is not None, "earlier shards exist only after a relayout"
         sources = [
             structs.replace(source, kind="local") if source.node_id == self.here.node_id else source
@@ -156,11 +150,7 @@ class BaseLoading:
         before_attempt: Callable[[], None] = lambda: None,
         is_followed: bool = False,
     ) -> SourceKind:
-        """Load a shard into a slot from the first of `sources`, not empty, that delivers it; return its kind, or raise
-        LoadFailed.
-
-        `is_followed` is True for the shard of a rank of this generation, which copies it while it arrives.
-        """
+        """Load a shard from the first of `sources` that delivers it, and return its kind. Raises LoadFailed."""
         refusals, is_mismatch, has_room = [], True, True
         obstacle: Obstacle | None = None
         place: ObjectReference | None = None
@@ -171,6 +161,8 @@ class BaseLoading:
                 match source.kind:
                     case "local":
                         await self._load_local(rank, source)
+                    # With `is_followed`, a rank of this generation copies its shard while it
+                    # arrives.
                     case "peer":
                         await self._load_peer(rank, source, is_followed=is_followed)
                     case "parity":

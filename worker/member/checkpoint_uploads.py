@@ -88,10 +88,7 @@ class CheckpointUploads:
         self._uploading: dict[tuple[Rank, Step], asyncio.Task[None]] = {}
 
     def hear(self, announcement: Announcement) -> None:
-        """Upload the step that the announcement marks.
-
-        For the final step, cancel uploads of steps before the committed one.
-        """
+        """Upload the marked step. For the final step, cancel uploads of steps before the committed one."""
         self.begin(announcement.persist_step)
         for shard in self.shards.values():
             for step in shard.pinned:
@@ -116,10 +113,7 @@ class CheckpointUploads:
             self._upload_if_due(shard)
 
     async def abort_abandoned(self) -> None:
-        """Remove from S3 the unfinished uploads of agent processes that have ended.
-
-        New uploads wait for the end of the call.
-        """
+        """Remove from S3 the unfinished uploads of ended agent processes. New uploads wait for the end of the call."""
         prefix = self.plan.checkpoint.prefix
         where = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={self.plan.run}/")
 
@@ -193,12 +187,7 @@ class CheckpointUploads:
         self._uploading[shard.rank, step] = self._background.begin(work(), f"upload rank {shard.rank} step {step}")
 
     async def _try_upload(self, shard: OwnedShard, slot: Slot, step: Step, failures: int) -> float | None:
-        """Try once to upload a step from its pinned slot.
-
-        Return the longest pause before the next attempt; None for no more.
-
-        `failures` is the number of earlier attempts, all of which failed.
-        """
+        """Try once to upload a step. Return the longest pause in seconds before the next attempt; None for none."""
         subject = f"rank {shard.rank}"
         try:
             digests = await self.store.digests(slot)

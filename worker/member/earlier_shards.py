@@ -56,9 +56,8 @@ class EarlierShards:
         return EarlierLayout(world_size=self._relayout.world_size, here=here)
 
     async def fetch(self, rank: Rank, faults: ReportedFaults) -> FetchedShard | None:
-        """Return the answer to a rank's request for the shard of an earlier rank. Ranks share one load per shard.
-
-        None if no source delivers the shard: the rank then waits until the fault in `faults` ends the generation.
+        """Return the answer to a rank's request for an earlier shard, or None after a fault that ends the
+        generation.
         """
         if self._relayout is None or not 0 <= rank < self._relayout.world_size:
             problem = f"the base of step {self._base_step} has no shard of an earlier rank {rank}"

@@ -56,10 +56,7 @@ class _Hold:
 
 @dataclass(eq=False, repr=False)
 class HeldSnapshots:
-    """Keeps slots of one committed step unchanged while a client exports the job's state from node memory.
-
-    `grant_if_due` is called for each shard whose slot is free again.
-    """
+    """Keeps slots of one committed step unchanged while a client exports the job's state from node memory."""
 
     shards: Mapping[Rank, OwnedShard]
     store: SlotStore
@@ -73,8 +70,7 @@ class HeldSnapshots:
         """Seconds without a request after which the hold ends."""
         self._hold: _Hold | None = None
         self._ends: dict[str, str] = {}
-        """Reason for the end of each of the last `KEPT_ENDS` holds, also of those released before their first
-        request."""
+        """Reason of each of the last `KEPT_ENDS` ends, also of holds released before their first request."""
         self._announcement: Announcement | None = None
         self._is_closed = False
         self._turn = asyncio.Lock()

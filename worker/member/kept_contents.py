@@ -24,29 +24,22 @@ class KeptContents:
             self._named.setdefault(named.owner_rank, set()).add(Content(named.origin_generation, named.step))
 
     def base(self, rank: Rank) -> Content | None:
-        """Return the content from which a rank, or the rank of a share (`share_owner`), is restored.
-
-        None for a rank that this generation lacks, without a base, and after a relayout.
+        """Return the content from which a rank, or a share's rank, is restored; None without one, and after a
+        relayout.
         """
         rank = holder_of(rank)
         sources = self._plan.ranks[rank].sources if rank < self._plan.world_size else ()
         return Content(sources[0].origin_generation, sources[0].step) if sources else None
 
     def earlier(self, rank: Rank) -> Content | None:
-        """Return the content of an earlier rank's shard that this generation restores.
-
-        None if the number of ranks is unchanged, or if that launch had no such rank.
-        """
+        """Return the content of an earlier rank's shard; None without a relayout, or without such a rank."""
         relayout = self._plan.relayout
         if relayout is None or rank >= relayout.world_size:
             return None
         return Content(relayout.shards[rank][0].origin_generation, self._plan.base_step)
 
     def keep(self, rank: Rank, committed: Step = NONE) -> frozenset[Content]:
-        """Return the contents of a shard or share that this node must not overwrite.
-
-        `committed` is a committed step that another node has reported; `NONE` without a report.
-        """
+        """Return the contents of a shard or share to keep. `committed` is a step from another node, or `NONE`."""
         step, base = max(self.committed, committed), self.base(rank)
         if self.is_loading_earlier:
             base = self.earlier(rank)

@@ -16,11 +16,7 @@ from worker.shards.owned_shard import OwnedShard
 
 @dataclass(eq=False, repr=False)
 class Measurements:
-    """Measures the iterations of one generation on this node.
-
-    `outbox` receives the measurements on rank 0's node. `now` returns Unix time. `sent_bytes` returns the bytes sent to
-    holders so far.
-    """
+    """Measures the iterations of one generation on this node. `outbox` receives them on rank 0's node."""
 
     run: RunId
     generation: Generation
@@ -35,10 +31,7 @@ class Measurements:
         """The newest measurements of this node, by name."""
         self._own_metrics = OwnMetrics()
         self._passed: tuple[Step, float] = (NONE, 0.0)
-        """The newest proposed step that this node's first rank has passed, and the monotonic time at which it passed.
-
-        (NONE, 0.0) once every holder in view has verified the step.
-        """
+        """The newest proposed step that the first rank passed, with its monotonic time; (NONE, 0.0) once replicated."""
 
     def record(self, shard: OwnedShard, message: Boundary, seconds: float | None) -> None:
         """Record an iteration of `seconds`; None if the duration is unknown."""

@@ -96,10 +96,7 @@ class Member:
     """One generation on one node. The agent calls `open`, then `base.load`; `adopt` instead if ranks run already."""
 
     def __init__(self, node: LocalNode, plan: GenerationPlan, key: bytes, *, on_change: Callable[[], None]) -> None:
-        """Create the objects that run the generation; `open` or `adopt` starts them.
-
-        `key` is the generation's secret. `on_change` is called after a change that the agent reports immediately.
-        """
+        """Create the objects that run the generation; `on_change` is called after changes to report at once."""
         self.plan = plan
         self.here = plan.node(node.node_id)
         self.shards: dict[Rank, OwnedShard] = {}
@@ -220,8 +217,8 @@ class Member:
     async def open(self, *, has_ranks: bool = False) -> Path:
         """Prepare slots, pages and the source tree, and return the path of the entry point.
 
-        `has_ranks` is True if ranks already run; the source tree, from which they import, then stays unchanged. Raises
-        LoadFailed, with a code and a message for the user, if the generation cannot be prepared.
+        With `has_ranks`, the source tree stays unchanged, because running ranks import from it. Raises LoadFailed, with
+        a code and a message for the user.
         """
         store = self._node.store
         await store.empty_all_but({rank: self.contents.keep(rank) for rank in store.shards})
@@ -288,10 +285,7 @@ class Member:
             raise LoadFailed.lacking(self.plan.parent, "source_refused", str(error)) from error
 
     def begin_rounds(self, *, is_restarted: bool) -> None:
-        """Begin to take part in the commits of steps. On the coordinator's node, also start the coordinator.
-
-        With `is_restarted`, the coordinator waits for a report of every rank before it proposes a step.
-        """
+        """Begin to take part in the commits of steps. On the coordinator's node, also start the coordinator."""
         plan = self.plan
         if plan.relayout is None:
             self._node.store.strays = self._node.store.strays.loaded()
@@ -309,6 +303,7 @@ class Member:
             )
             self.server = RoundServer(
                 plan.generation,
+                # A recovering coordinator waits for a report of every rank before it proposes a step.
                 core.recover() if is_restarted else core.begin(),
                 final_round_seconds=plan.timeouts.final_round_seconds,
                 now=self._node.now,
@@ -411,10 +406,7 @@ class Member:
             self._on_change()
 
     def _begin(self, work: Callable[[], Awaitable[None]], name: str) -> None:
-        """Run `work` in the background until `detach`.
-
-        After an unexpected exception, report a fault and start it again.
-        """
+        """Run `work` in the background until `detach`, again after a fault for an unexpected exception."""
 
         async def run() -> None:
             while True:
@@ -447,10 +439,7 @@ class Member:
             shard.page.close()
 
     async def close(self) -> None:
-        """End the generation after its ranks have exited.
-
-        Unsealed slots are emptied, sealed slots keep their content.
-        """
+        """End the generation after its ranks have exited. Unsealed slots are emptied, sealed slots stay."""
         await self.detach()
         for slots in self._node.store.shards.values():
             for slot in slots:

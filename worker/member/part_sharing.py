@@ -75,11 +75,7 @@ class PartSharing:
         return max([self._own_seconds, *(now - since for since in self._claimed_at.values())])
 
     def _next_missing(self, review: Callable[[float, float], None], has_failed: Callable[[], bool]) -> int | None:
-        """Wait until a helper fails to transfer a part, and return its number; None if no such part is left.
-
-        `review` excludes wrong and late helpers, given the monotonic time and the owner's slowest time. The result is
-        also None once `has_failed` returns True.
-        """
+        """Wait for a part that a helper failed to transfer; None if no such part is left, or `has_failed`."""
         with self._changed:
             while True:
                 self._check()
@@ -123,11 +119,9 @@ async def deliver(streams: Streams, line: socket.socket, receiver: Receiver) -> 
 
 
 async def silent(session: Session) -> None:
-    """Wait until the owner's connection ends, while this helper is not ready yet.
+    """Wait until the owner's connection ends, while this helper is not ready yet (PeerLost).
 
-    Raises:
-        MalformedMessage: the owner sent a message, although it must wait for `ReadyToLoad`.
-        PeerLost: the connection ended.
+    Raises MalformedMessage if the owner sent a message, although it must wait for `ReadyToLoad`.
     """
     message = await session.receive()
     raise MalformedMessage(f"{type(message).__name__} received before this node was ready to help")

@@ -40,12 +40,8 @@ MAX_REQUESTED_PARTS = 16 * MAX_WINDOW
 class PartSupply:
     """The parts of one payload that another node has requested.
 
-    Args:
-        parts: divides the payload into the parts that the other node may request.
-        read: fills memory of exactly one part with the bytes of the part with this number.
-        room: limits the number of parts in memory, for all `PartSupply` objects of the generation.
-        transfer: number that identifies this transfer in the requests and the chunks.
-        is_ready: waits until `read` can read a part without waiting for other nodes. None if `read` never waits.
+    `read` fills memory of exactly one part. `room` limits the parts in memory of all objects of the generation.
+    `is_ready` waits until `read` can read a part without waiting for other nodes.
     """
 
     parts: Parts
@@ -64,11 +60,9 @@ class PartSupply:
         self._queue.on_sent = lambda chunk: loop.call_soon_threadsafe(self._note_sent, chunk)
 
     async def run(self, session: Session, streams: Streams) -> Message:
-        """Send each part that the other node requests, until that node sends a message of another kind, and return it.
+        """Send each requested part, until the other node sends another message, and return this message.
 
-        Raises:
-            MalformedMessage: a request names no part, or names a part again, or there are too many requests.
-            PeerLost: the connection ended.
+        Raises MalformedMessage for an invalid, repeated or excessive request, and PeerLost.
         """
         others: list[Message] = []
 

@@ -183,9 +183,7 @@ class RankLines:
             line.send(WordChanged() if was_arriving else shard.arriving)
 
     def welcome_all(self) -> None:
-        """Start the training of all ranks: connected ranks receive their `Welcome` now, later ranks when they
-        connect.
-        """
+        """Start the training of all ranks: each receives its `Welcome` now, or when it connects."""
         self._is_loaded = True
         for rank, line in self._waiting.items():
             self._welcome(self.shards[rank], line)

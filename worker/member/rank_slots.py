@@ -60,16 +60,7 @@ NO_LAYOUT = "the rank's slots are not ready yet"
 class RankSlots:
     """Creates, grants and seals the slots of this node's ranks in one generation.
 
-    Args:
-        plan: plan of the running generation; never changes.
-        shards: shards of this node's ranks.
-        store: this node's slots.
-        keep: returns the contents of a shard that must not be overwritten.
-        slot_count: maximum number of slots per shard on this node.
-        send: sends a message to a rank, if the rank is connected.
-        on_snapshot: called for every snapshot with the seconds from the end of its step to the end of its capture.
-        faults: receives a fault if the node's memory is too small for the slots.
-        background: runs tasks that create slots and compute their digests.
+    `on_snapshot` is called for every snapshot with the seconds from the end of its step to the end of its capture.
     """
 
     plan: GenerationPlan
@@ -168,9 +159,7 @@ class RankSlots:
             await self._grant(shard)
 
     def _needed_bytes(self, capacities: Mapping[Rank, int]) -> int:
-        """Return the bytes that this node needs for its own ranks' slots, and as much for copies or shares of
-        others.
-        """
+        """Return the bytes that this node needs for its own slots, and as much for copies or shares of others."""
         plans = {rank: self.plan.ranks[rank] for rank in capacities}
         striped = [(Stripe(plan.stripe), capacities[rank]) for rank, plan in plans.items() if plan.stripe]
         shards = [capacities[rank] + HEADER_BYTES for rank, plan in plans.items() if not plan.stripe]
@@ -263,9 +252,7 @@ class RankSlots:
             shard.capture(capturing.step)
 
     def captured(self, shard: OwnedShard, captured: Captured) -> None:
-        """Seal a captured step, even if it is no longer proposed: it may be proposed again, but the rank captures it
-        once.
-        """
+        """Seal a captured step, even if it is not proposed now: it may be again, but the rank captures it once."""
         slot = self._slot_of(shard, captured)
         if slot is None:
             # The agent has granted the slot for another step since the rank sent this message.
@@ -370,8 +357,6 @@ def _is_of_another_file(captured: Captured, slot: Slot) -> bool:
 
 
 def _may_stand(chunk_digests: bytes, digests: ChunkDigests) -> bool:
-    """Return whether the agent can use the rank's chunk digests: they cover all chunks, and the agent has computed
-    none.
-    """
+    """Return whether the rank's chunk digests cover all chunks, and the agent has computed none."""
     # Holders detect wrong digests on arrival, and this node before a restore.
     return len(chunk_digests) == DIGEST_BYTES * digests.chunk_count and not digests.due_count

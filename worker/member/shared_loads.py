@@ -62,11 +62,7 @@ class HelpedLoad(PartSharing):
         slot: SlotFile,
         numbers: Sequence[int],
     ) -> None:
-        """Create the object; no session to a helper is open yet.
-
-        `peers` may read parts from S3 for this node (`load_helpers`). `numbers` are the parts that they may read, in
-        increasing order.
-        """
+        """Create the object. `peers` may read the parts `numbers`, in increasing order, from S3 for this node."""
         super().__init__(SharedParts.begin(len(numbers)), peers, "load")
         self._numbers = numbers
         """`SharedParts` numbers these parts from 1."""
@@ -208,11 +204,7 @@ class LoadHelper:
         ranks: Sequence[Rank] = (),
         loads: NodeLoads | None = None,
     ) -> None:
-        """Create the object with which this node helps other nodes in one generation.
-
-        `is_loaded` is set once this node has loaded its own shards. `loads` are this node's own loads from S3, which
-        supply parts of shared objects; None if there are none.
-        """
+        """Create the helper; `is_loaded` is set once this node's own shards are here, `loads` supply shared objects."""
         self._objects = objects
         self._is_loaded = is_loaded
         self._places: dict[tuple[Rank, bytes], ObjectReference] = {
@@ -231,11 +223,9 @@ class LoadHelper:
         self._serving: dict[tuple[NodeId, Rank], asyncio.Task[None]] = {}
 
     async def serve(self, session: Session, streams: Streams) -> None:
-        """Read the requested parts of a shard from S3, and send them to its owner's agent until the connection ends.
+        """Read the requested parts of a shard from S3, and send them to its owner's agent until PeerLost.
 
-        Raises:
-            MalformedMessage: the owner sent an unexpected message, a damaged header, or too many requests.
-            PeerLost: the connection ended.
+        Raises MalformedMessage for an unexpected message, a damaged header, or too many requests.
         """
         wanted = await session.receive()
         if isinstance(wanted, LoadObject):

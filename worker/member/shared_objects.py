@@ -45,12 +45,8 @@ log = logging.getLogger(__name__)
 class SharedReads:
     """One attempt to load the S3 objects that a shard shares with other nodes' shards. Implements `ObjectShare`.
 
-    Args:
-        readers: the nodes that share the reads.
-        dialler: opens sessions of kind load to a peer.
-        objects: the object store (S3).
-        load: the load whose slot receives the objects.
-        patience: returns for how many seconds the load waits for the other nodes after its own reads.
+    `dialler` opens sessions of kind load. `patience` returns for how many seconds the load waits for the other nodes
+    after its own reads.
     """
 
     readers: ObjectReaders
@@ -218,23 +214,14 @@ class ObjectSupply:
     def __init__(
         self, loads: NodeLoads, room: asyncio.Semaphore, *, expected: Collection[Rank], is_loaded: asyncio.Event
     ) -> None:
-        """Create the supply. `room` limits the parts in memory, for all sessions together.
-
-        `expected` are the ranks of this node that load from S3 according to the plan. `is_loaded` is set once this node
-        has loaded its own shards.
-        """
+        """Create the supply. `room` limits the parts in memory; `expected` are this node's ranks that load from S3."""
         self._loads = loads
         self._room = room
         self._expected = frozenset(expected)
         self._is_loaded = is_loaded
 
     async def serve(self, session: Session, streams: Streams, wanted: LoadObject) -> None:
-        """Send the parts that another node requests, `wanted` first, until the connection ends.
-
-        Raises:
-            MalformedMessage: the other node sent an unexpected message, or too many requests.
-            PeerLost: the connection ended.
-        """
+        """Send the parts that another node requests, `wanted` first, until PeerLost or MalformedMessage is raised."""
         while True:
             place = wanted.object
             if not self._is_known(place):

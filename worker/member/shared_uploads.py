@@ -53,11 +53,7 @@ class HelpedUpload(PartSharing):
         *,
         on_stored: OnStored,
     ) -> None:
-        """Create the object; no session to a helper is open yet.
-
-        `peers` have a sealed copy of the owner's slot. `on_stored` is called on the event loop with the bytes of each
-        part that a helper reports as stored.
-        """
+        """Create the object. `peers` hold the slot; `on_stored` receives the bytes of each part that they stored."""
         super().__init__(SharedParts.begin(0), peers, "upload")
         self._header = header
         self._dial = dial
@@ -206,11 +202,9 @@ class UploadHelper:
                 task.cancel()
 
     async def serve(self, session: Session) -> None:
-        """Upload to S3 the parts of a shard that its owner requests, until the owner's connection ends.
+        """Upload the parts of a shard that its owner requests to S3, until the owner's connection ends (PeerLost).
 
-        Raises:
-            MalformedMessage: the owner sent too many requests, another message, or a request for another upload.
-            PeerLost: the connection ended.
+        Raises MalformedMessage for too many requests, another message, or a request for another upload.
         """
         task = asyncio.current_task()
         assert task is not None

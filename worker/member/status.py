@@ -38,19 +38,7 @@ class MemberStatus:
         kept_options: Mapping[Rank, tuple[KeptOption, ...]],
         stalls: Callable[[float], tuple[NodeFault, ...]],
     ) -> None:
-        """Create the object at the start of a generation.
-
-        Args:
-            plan: plan of the running generation; never changes.
-            here: this node in the plan.
-            shards: shards of this node's ranks.
-            rounds: this node's connections to its neighbours in the tree of agents.
-            server: returns the coordinator if it runs on this node; otherwise None.
-            faults: the faults of this generation on this node.
-            rehearsed: each rank's newest rehearsal.
-            kept_options: options of each rank's script that the restored step replaced.
-            stalls: returns a fault for each upload without progress at a time of the event loop's clock.
-        """
+        """Create the object at the start of a generation. `stalls` returns a fault for each stalled upload."""
         self.clocks = {rank: PhaseClock(plan.base_step) for rank in here.ranks}
         """Measure how long each rank has made no progress in its phase."""
         self._plan = plan
@@ -97,10 +85,7 @@ class MemberStatus:
         self.clocks = {rank: PhaseClock(self._plan.base_step) for rank in self._here.ranks}
 
     def longest(self) -> dict[str, float]:
-        """Return, for each phase, the longest time in seconds in which a rank of this node finished no step.
-
-        A time counts only once the rank has left the phase or finished a step.
-        """
+        """Return the longest time in seconds, by phase, after which a rank left the phase or finished a step."""
         longest: dict[str, float] = {}
         for clock in self.clocks.values():
             for phase, seconds in clock.longest.items():

@@ -42,13 +42,8 @@ STALE_RATIO = 1.5
 class Traffic:
     """Measures iterations and snapshots on one node, and decides on pacing and on the distance between snapshots.
 
-    Args:
-        ranks: ranks of this node; the first rank represents all ranks.
-        pacer: decides when the node's senders may send chunks.
-        replica_count: number of transfers per step: for each shard of this node, its holders on other nodes.
-        max_slowdown: limit for the job's slowdown by snapshots, as a fraction of the iteration's duration.
-        on_distance: called with the new distance between proposed steps when it changes.
-        on_pacing: called when this node's measurements recommend another pacing mode.
+    The first of `ranks` represents all. `replica_count` transfers are sent per step. `max_slowdown` is a fraction of
+    the iteration. `on_distance` and `on_pacing` are called when this node's measurements recommend a change.
     """
 
     ranks: Sequence[Rank]
@@ -86,9 +81,7 @@ class Traffic:
 
     @property
     def trial(self) -> PacingTrial:
-        """The current trial: with lost steps while every step is proposed, afterwards only with durations of
-        iterations.
-        """
+        """The current trial: with lost steps while every step is proposed, later only with iteration times."""
         return self._trials[self._is_every_step]
 
     def hear(self, pacing: Pacing) -> None:
@@ -113,8 +106,8 @@ class Traffic:
     def boundary(self, rank: Rank, message: Boundary, half: RankHalf, *, is_sending: bool) -> float | None:
         """Process a rank's message that it has finished a step, or that its page has changed in another way.
 
-        `is_sending` is True while some node of the job may still send chunks. Returns the seconds of the iteration that
-        ended; None if no iteration ended, or if `rank` is not the node's lowest rank, which alone is measured.
+        `is_sending` is True while some node may still send chunks. Returns the seconds of the iteration that ended;
+        None if none did, or if `rank` is not the node's lowest rank, which alone is measured.
         """
         if rank != self._speaker:
             return None
@@ -159,10 +152,7 @@ class Traffic:
         return seconds
 
     def _follow(self, trying: _Try, *, has_captured: bool, was_sending: bool) -> None:
-        """Complete the measurement of `trying`, an earlier iteration, or count the newest iteration's step as lost.
-
-        `was_sending` is True if a snapshot was being sent when the newest iteration began.
-        """
+        """Complete the measurement of `trying`, an earlier iteration, or count the newest step as lost."""
         if has_captured or not self._is_every_step:
             self._trying = None
             self._tried(trying)

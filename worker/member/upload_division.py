@@ -51,10 +51,7 @@ class _Gathering:
 
 @dataclass(eq=False, repr=False)
 class UploadDivision:
-    """Lets the ranks of one generation agree on which rank uploads each tensor that several ranks hold.
-
-    `dial` opens a session of kind division to another member. `pause` is asyncio.sleep, or a test's function.
-    """
+    """Lets the ranks of one generation agree on which rank uploads each tensor that several ranks hold."""
 
     plan: GenerationPlan
     node_id: NodeId
@@ -69,8 +66,8 @@ class UploadDivision:
     async def agree(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:
         """Send a local rank's offer to the coordinator's node, and return which tensors the rank writes to S3.
 
-        `items` are first frozen groups of tensors, then single tensors. A rank with an empty list does not wait for the
-        others and receives None, as does every rank if the ranks could not agree in time.
+        `items` are first frozen groups, then single tensors. None for an empty list, which does not wait for other
+        ranks, and if the ranks could not agree in time.
         """
         if self.plan.world_size == 1:
             return None
@@ -89,9 +86,7 @@ class UploadDivision:
     async def serve(self, session: Session) -> None:
         """Receive one rank's offer from another node, and answer which tensors the rank writes to S3.
 
-        Raises:
-            MalformedMessage: the message is no valid `OfferTensors` of a rank of that node.
-            PeerLost: the connection ended.
+        Raises MalformedMessage without a valid `OfferTensors` of a rank of that node, and PeerLost.
         """
         offer = await session.receive()
         if not isinstance(offer, OfferTensors) or offer.owner_rank not in self.plan.node(session.peer).ranks:
@@ -149,10 +144,7 @@ class UploadDivision:
                 gathering.complete.set()
 
     async def _divide(self, rank: Rank, step: Step, items: Items) -> Division | None:
-        """Record a rank's offer, wait for all offers, and return what this rank writes to S3.
-
-        None if the rank has sent a different offer before, or if the step is not among the `KEPT_STEPS` newest.
-        """
+        """Record a rank's offer, wait for all offers, and return what it writes; None for a late or different offer."""
         self._offer(step, rank, items)
         gathering = self._gatherings.get(step)
         if gathering is None:

@@ -28,11 +28,7 @@ OWN_FILE_SYSTEMS: Final = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "o
 
 
 def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
-    """Remove torch's build locks that no process holds open, except on file systems that other nodes may mount.
-
-    Called before each start of a rank; takes about a millisecond without locks. `user` is the rank's user, None for the
-    agent's own.
-    """
+    """Remove torch's build locks that no process holds open, except on file systems that other nodes may mount."""
     found = {}
     for path in _locks(environment):
         with contextlib.suppress(OSError):

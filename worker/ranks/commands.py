@@ -44,10 +44,7 @@ _READ_BYTES: Final = 64 * 1024
 
 
 class RankCommands:
-    """Runs users' commands on this node, each in the cgroup and as the user of a rank.
-
-    Closed after every generation.
-    """
+    """Runs users' commands on this node, each in the cgroup and as the user of a rank."""
 
     def __init__(
         self,
@@ -55,13 +52,7 @@ class RankCommands:
         answer: Callable[[CommandEnded], None],
         user_of: Callable[[RunId], RankUser | None] = lambda _: None,
     ) -> None:
-        """Create the object.
-
-        Args:
-            environment: returns the variables that a run's ranks inherit from the node; contains no tokens.
-            answer: called with the result of each command.
-            user_of: returns the user of a run's ranks; None means the agent's own user.
-        """
+        """Create the object. `environment` returns a run's inherited variables, without tokens."""
         self._environment = environment
         self._user_of = user_of
         self._answer = answer
@@ -69,10 +60,7 @@ class RankCommands:
         self._answers: OrderedDict[str, CommandEnded] = OrderedDict()
 
     def take(self, command: RunCommand, rank: RankRecord | None) -> None:
-        """Start a command, or send the result of a finished command again.
-
-        `rank` is None if the rank does not run here.
-        """
+        """Start a command, or send the result of a finished one again. `rank` is None if it does not run here."""
         # A client may repeat its request with the same id, for example after a timeout.
         if command.command_id in self._running:
             return
@@ -130,11 +118,7 @@ def words_for(argv: Sequence[str], pid: int) -> list[str]:
 async def run_beside(
     command: RunCommand, rank: RankRecord, environment: Mapping[str, str], user: RankUser | None = None
 ) -> CommandEnded:
-    """Run a command next to a rank. The exit code is None after a timeout.
-
-    `environment` is inherited from the node. `user` is None for the agent's own user. Raises OSError if the kernel
-    cannot start a process.
-    """
+    """Run a command next to a rank; exit code None after a timeout. Raises OSError without a process."""
     own = {**environment, "RANK": str(rank.rank), "EVERSTEP_RANK_PID": str(rank.pid)}
     words = (rank.cgroup or beside.NONE, beside.written(user), *words_for(command.argv, rank.pid))
     process = await _started(

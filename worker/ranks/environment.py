@@ -103,10 +103,7 @@ def is_reserved(name: str) -> bool:
 
 
 def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str]:
-    """Return the variables of the agent's environment that ranks inherit: without tokens and AWS credentials.
-
-    `card` is the network card with this node's address; empty if unknown.
-    """
+    """Return the variables of the agent that ranks inherit, without tokens and AWS credentials; `card` may be ""."""
     hidden = _CREDENTIALS | {"PYTHONSAFEPATH"}
     inherited = {
         name: value
@@ -139,10 +136,7 @@ def keyed_extensions(cache: str, key: str) -> str:
 
 
 def with_packages(environment: Mapping[str, str], packages: str) -> dict[str, str]:
-    """Return a rank's environment with a separate folder of compiled extensions for the job's packages. Pure.
-
-    `packages` is empty if the job has none. TORCH_EXTENSIONS_DIR is unchanged if the job has set it.
-    """
+    """Return a rank's environment with a folder of compiled extensions for the job's packages, if it has any. Pure."""
     cache = environment.get("TORCH_EXTENSIONS_DIR", "")
     if not packages or not os.path.basename(cache).startswith(_KEYED):
         return dict(environment)
@@ -170,10 +164,7 @@ def environment_key() -> str:
 
 
 def inherited_as(user: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the inherited environment for ranks that run as another user than the agent.
-
-    `user` has the ranks' HOME and names; empty if ranks run as the agent's user.
-    """
+    """Return the inherited environment for ranks that run as another user; `user` has HOME and names, or is empty."""
     if not user:
         return dict(inherited)
     return {
@@ -198,10 +189,7 @@ def rank_environment(
     inherited: Mapping[str, str],
     supplied: Mapping[str, str],
 ) -> dict[str, str]:
-    """Build the complete environment of one rank of this node (`here`).
-
-    `supplied` are variables of this launch (`worker.provisioning.supplies`), which replace the user's variables.
-    """
+    """Build the complete environment of one rank of this node. `supplied` variables replace the user's."""
     of_sagemaker = dict.fromkeys(("SM_MODEL_DIR", "SM_OUTPUT_DATA_DIR"), str(paths.output_dir))
     environment = of_sagemaker | job_environment(plan.script, inherited)
     environment |= supplied
@@ -228,16 +216,11 @@ def rank_environment(
 
 
 def source_folder(entry: Path, entry_point: str) -> Path:
-    """Return the root of the unpacked source tree.
-
-    `entry` is the script on this node, `entry_point` its path in the tree.
-    """
+    """Return the root of the unpacked source tree, in which the script `entry` has the path `entry_point`."""
     return entry.absolute().parents[len(PurePosixPath(entry_point).parts) - 1]
 
 
 def rank_arguments(script: ScriptPlan) -> tuple[str, ...]:
-    """Return the script's arguments: hyperparameters as `--key=value`, in the user's order, then the other
-    arguments.
-    """
+    """Return the script's arguments: hyperparameters as `--key=value` in order, then the other arguments."""
     # With `--key value`, argparse would take a value such as -1e-4 for an option.
     return (*(f"--{name}={value}" for name, value in script.hyperparameters.items()), *script.arguments)

@@ -91,10 +91,7 @@ def make_home(state_dir: Path, run: RunId, user: RankUser) -> dict[str, str]:
 
 
 def last_lines(path: Path, limit_bytes: int = LAST_LINES_BYTES) -> str:
-    """Return the last whole lines of a UTF-8 file, at most `limit_bytes`; empty if the file does not exist.
-
-    If the last line alone exceeds the limit, the result is the end of that line.
-    """
+    """Return the last lines of a UTF-8 file, at most `limit_bytes` (or the end of one line); empty without a file."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -125,14 +125,9 @@ class RankServer:
         hello_seconds: float = HELLO_SECONDS,
         pace: Callable[[], Pace] = lambda: Pace(BURST_SECONDS),
     ) -> None:
-        """Create the server; `start` listens on the socket.
+        """Create the server.
 
-        Args:
-            path: path of the unix socket.
-            files: the files that the agent's messages name.
-            user: users who may connect besides the agent's own user; None for no other user.
-            hello_seconds: seconds in which a process that has connected must send `RankHello`.
-            pace: returns the pace of a rank's messages, and that of all new connections.
+        Besides the agent's own user, only `user` may connect. `pace` limits each rank's messages.
         """
         self.path = path
         self._files = files

@@ -65,10 +65,8 @@ class Unreadable(Exception):
 
 
 async def stacks_of(pid: int, *, limit_seconds: float = STACK_SAMPLE_SECONDS) -> str:
-    """Return the Python stacks of a process of the same user as text (`describe`). Yama may require CAP_SYS_PTRACE.
-
-    Raises Unreadable if py-spy is missing, fails, or exceeds `limit_seconds` for all attempts together.
-    """
+    """Return the Python stacks of a process as text. Raises Unreadable if py-spy is missing, fails, or is late."""
+    # With Yama, the kernel may require CAP_SYS_PTRACE.
     program = find_py_spy()
     if program is None:
         raise Unreadable("py-spy is not installed")
@@ -148,15 +146,7 @@ def find_py_spy() -> str | None:
 
 @dataclass(eq=False, repr=False)
 class StackWatch:
-    """Samples the stacks of one generation's ranks.
-
-    Args:
-        living: returns the generation's ranks that are alive.
-        on_change: called when a sample is complete.
-        monotonic: returns seconds of a monotonic clock.
-        gpu_percent: returns the load of a rank's GPU in percent, or None.
-        unborn: returns the ranks of the generation on this node that have no process yet.
-    """
+    """Samples the stacks of one generation's ranks. `unborn` returns its ranks here that have no process yet."""
 
     living: Callable[[], Collection[RankRecord]]
     _: KW_ONLY

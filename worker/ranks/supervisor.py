@@ -118,10 +118,7 @@ class ExitedRank:
         return classify(self.end.code, is_stopped=self.end.stopped, is_out_of_memory=self.killed is not None)
 
     def describe(self, boundary: Step) -> RankExit:
-        """Return this rank's exit as a message, with the last lines of stderr and, without a traceback, of stdout.
-
-        `boundary` is the number of steps finished; -1 if the rank ended before its restore had returned.
-        """
+        """Return this rank's exit as a message; `boundary` is -1 if the rank ended before its restore had returned."""
         text = last_lines(self.stderr)
         exit_class, memory_end = self.exit_class, None
         if exit_class is ExitClass.ERROR:
@@ -130,6 +127,7 @@ class ExitedRank:
             memory_end = self.killed
         refused = refused_task(text) if exit_class is ExitClass.ERROR else ""
         if "Traceback (" not in text and self.stdout is not None:
+            # Without a traceback, the cause may be in the last lines of stdout.
             text = last_lines(self.stdout, LAST_LINES_BYTES // 2) + last_lines(self.stderr, LAST_LINES_BYTES // 2)
         return RankExit(
             exit_class=exit_class if memory_end is None else ExitClass.OUT_OF_MEMORY,
@@ -145,10 +143,7 @@ class ExitedRank:
 
 
 def classify(code: int, *, is_stopped: bool, is_out_of_memory: bool) -> ExitClass:
-    """Return the class of a rank's exit. Pure.
-
-    `code` is the exit code, or minus the number of the signal. `is_stopped` is True if the agent had requested the end.
-    """
+    """Return the class of an exit by its code (minus a signal's number). `is_stopped`: the agent requested it. Pure."""
     if code == 0:
         return ExitClass.SUCCESS
     if is_stopped:
@@ -217,8 +212,7 @@ class Supervisor:
             environment: the agent's own environment; `node_environment` selects the part that ranks inherit.
             modules: modules that the template imports.
             gone_seconds: seconds after which killed processes that still exist count as a failure.
-            cgroup: name of the node's cgroup, unique on this machine; None derives it from `state`, empty means no
-                cgroup.
+            cgroup: the node's cgroup, unique on this machine; None derives it from `state`, empty means no cgroup.
             user: the Linux user or users that this node's ranks run as; None means the agent's own user.
             memory_paths: paths of the kernel's files with memory statistics.
             launcher: first words of a command that replaces itself with the shim by exec (`scope_command`).
@@ -266,10 +260,7 @@ class Supervisor:
         self._is_closing = False
 
     async def start(self) -> None:
-        """Connect to the node's shim, or start one, and read its state.
-
-        Raises ShimUnavailable if none can be started.
-        """
+        """Connect to the node's shim, or start one, and read its state. Raises ShimUnavailable."""
         self._loop = asyncio.get_running_loop()
         for folder in (self._state, self._socket.parent):
             make_way(folder, self._user)
@@ -308,13 +299,7 @@ class Supervisor:
     async def start_rank(
         self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path, supplied: Supplied
     ) -> None:
-        """Ask the shim to start one rank.
-
-        `next_exit` reports a failed start as an exit. A repeated request has no effect.
-
-        `entry` is the path of the user's script on this node. Raises ShimUnavailable if no shim runs, and none can be
-        started.
-        """
+        """Ask the shim to start one rank, once. `next_exit` reports a failed start. Raises ShimUnavailable."""
         key = (plan.run, plan.generation, rank)
         if key in self._records or key in self._asked:
             return
@@ -352,9 +337,9 @@ class Supervisor:
         self._send(start)
 
     def fail_rank(self, plan: GenerationPlan, rank: Rank, reason: str) -> None:
-        """Record that a rank could not be started, as its exit. No effect after a request to start it.
+        """Record that a rank could not be started, as its exit, unless its start was requested.
 
-        `reason` is a sentence for the user.
+        `reason` is for the user.
         """
         key = (plan.run, plan.generation, rank)
         if key not in self._records and key not in self._asked:
@@ -386,10 +371,7 @@ class Supervisor:
             await self.changed.wait(version)
 
     def halt_now(self, run: RunId, generation: Generation) -> None:
-        """Kill all ranks of this run in generations up to `generation`, with their descendants. Return immediately.
-
-        The shim then refuses to start ranks of these generations.
-        """
+        """Kill all ranks of this run up to `generation`, and have the shim refuse later starts. Return immediately."""
         self._send(StopRanks(run=run, generation=generation))
 
     def kill_rank(self, run: RunId, generation: Generation, rank: Rank) -> None:
@@ -414,15 +396,11 @@ class Supervisor:
                 await self._until_ended(None)
 
     async def prove_gone(self, run: RunId | None) -> None:
-        """Return when no process of this run's ranks exists, and no descendant; None means all runs.
+        """Return when no process of this run's ranks, stopped before, exists; None means all runs. Raises RanksNotGone.
 
-        The caller must stop the ranks first. If ranks run as separate users, the method also kills these users'
-        processes outside of cgroups, for example of pip, and removes their shared memory, because a library with fixed
-        names could not create it again. The node must have no rank of another run.
-
-        Raises:
-            RanksNotGone: processes still exist after `gone_seconds`, or the shim does not answer. The text names the
-                pids.
+        If ranks run as separate users, the method also kills these users' processes outside of cgroups, for example of
+        pip, and removes their shared memory, because a library with fixed names could not create it again. The node
+        must have no rank of another run.
         """
         try:
             async with asyncio.timeout(self.gone_seconds):
@@ -491,10 +469,7 @@ class Supervisor:
             self._writer.write(codec.frame(message))
 
     async def refresh(self) -> None:
-        """Wait for the records of all ranks, and the shim's answers to all earlier requests.
-
-        Raises ShimUnavailable if no shim runs on this node, or it ended during the request.
-        """
+        """Wait for the shim's answers to all earlier requests, and its records. Raises ShimUnavailable."""
         await self._connected()
         answer_count = self._answer_count
         self._send(ListRanks())

@@ -38,8 +38,7 @@ class Contributions:
         self._connected: set[Rank] = set()
         """Ranks with an open session to this node."""
         self._refused: set[Rank] = set()
-        """Ranks that are not awaited any more, because their shard is too large or this node lacks memory for the
-        share."""
+        """Ranks that are not awaited, because their shard is too large or this node lacks memory for the share."""
         self._progress: dict[Rank, int] = {}
 
     def expects(self, rank: Rank) -> bool:
@@ -82,23 +81,16 @@ class Contributions:
         *,
         on_emptied: Callable[[Collection[Rank]], None],
     ) -> bytes:
-        """Receive a part of another rank's shard, combine it with the share, and wait until the share is sealed.
+        """Receive a part of another rank's shard, combine it, wait until the share is sealed, and return the shard's
+        digest.
 
-        Args:
-            session: session to the node of the shard's owner, which runs `send_shard`; `begin` was its last message.
-            streams: streams of the session.
-            receiver: receiver of these streams.
-            begin: the owner's announcement of its shard, not checked yet.
-            next_message: returns the owner's next message about this shard.
-            on_emptied: called if this node empties the share, with the ranks that must contribute again. The callback
-                ends their sessions, so that their agents discard this node's earlier acknowledgements.
-
-        Returns:
-            The digest of the owner's shard.
+        `begin`, not checked yet, was the last message of the session, on which the owner's node runs `send_shard`.
+        `next_message` returns the next one. If this node empties the share, `on_emptied` must end the sessions of the
+        given ranks, so that their agents discard earlier acknowledgements.
 
         Raises:
-            ShardRejected: the share was abandoned, the shard is too large, or no slot of the share may be overwritten;
-                the session can continue.
+            ShardRejected: the share was abandoned, the shard is too large, or no slot is free; the session can
+                continue.
             NoRoom: this node lacks memory for the share; the session can continue.
             PeerLost: the connection broke.
             MalformedMessage: the owner's messages contradict each other; the connection must be closed.
@@ -161,15 +153,12 @@ class Contributions:
         return digest
 
     async def _say_preparing(self, session: Session, accumulation: Accumulation) -> None:
-        """Send progress messages to a member whose contribution is complete, until the share is sealed or given up.
-
-        The messages pause while another contribution makes no progress, so that the member drops this node at the
-        holder deadline.
-        """
+        """Send progress messages to a member whose contribution is complete, until the share is sealed or given up."""
         before = dict(self._progress)
         while not accumulation.is_over:
             await asyncio.sleep(PREPARING_SECONDS)
             progressed = {rank for rank, count in self._progress.items() if count != before.get(rank)}
+            # Without messages, the member drops this node at the holder deadline.
             if accumulation.share.is_progressing(self._connected - self._refused, progressed):
                 before = dict(self._progress)
                 await session.send(PreparingShard())

@@ -26,9 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def new_life() -> int:
-    """Return the term of a new coordinator: monotonic nanoseconds, so that each restart on a node gets a higher
-    term.
-    """
+    """Return the term of a new coordinator: monotonic nanoseconds, higher after each restart on a node."""
     return int(asyncio.get_running_loop().time() * 1e9)
 
 
@@ -36,14 +34,8 @@ def new_life() -> int:
 class RoundServer:
     """Applies reports to the pure `Coordinator`, and sends its state to the members as announcements.
 
-    Args:
-        generation: the generation whose steps this coordinator commits.
-        core: a new coordinator, or a recovering coordinator after a restart of this agent.
-        final_round_seconds: maximum time for which ranks that have finished the final step wait for its commit.
-        now: returns Unix time, for timestamps that users see.
-        clock: returns monotonic time in seconds.
-        schedule: decides when a checkpoint is due by time; by default never.
-        node_bytes: returns the bytes of this node's committed shards, an estimate for every node.
+    `now` returns Unix time, `clock` monotonic time. `node_bytes` returns the bytes of this node's committed shards, an
+    estimate for every node. Ranks wait at most `final_round_seconds` for the commit of the final step.
     """
 
     generation: Generation

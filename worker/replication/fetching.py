@@ -57,8 +57,7 @@ async def fetch_shard(
     """Fetch a shard into a slot of this node and seal it.
 
     Args:
-        dialler: opens connections to the holder. A failed attempt is repeated, because the holder may not have received
-            this generation's plan yet.
+        dialler: opens connections to the holder. A failed attempt is repeated: the holder may lack this plan yet.
         rank: the rank that owns the shard.
         source: origin generation, step and digest from the plan.
         store: this node's slots.
@@ -115,10 +114,10 @@ async def fetch(
     silence_seconds: float,
     stream_limit: int = OWN_STREAMS,
 ) -> None:
-    """Request a shard or share of another node, and receive it or a part of it.
+    """Request a shard or share of another node; `receive` receives it, or a part of it, and returns its digest.
 
-    Arguments and errors are those of `fetch_shard`, except `receive`: it receives the announced shard and returns its
-    digest. Raises ShardRejected and MalformedMessage itself.
+    Other arguments are those of `fetch_shard`. Raises ShardRejected and MalformedMessage, and all other errors of
+    `fetch_shard` but NoRoom.
     """
     rank = wanted.owner_rank
     async with asyncio.timeout(answer_seconds):

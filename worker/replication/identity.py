@@ -62,10 +62,7 @@ class PeerIdentity:
         return peer_uri(self._fleet, node_id)
 
     def accept(self, certificate: PeerCertificate) -> None:
-        """Use a new certificate for all further connections, and store it if the disk accepts the write.
-
-        A certificate for another key is ignored: the control plane sent it to an earlier agent process.
-        """
+        """Use a new certificate from now on, and store it if possible. One for an earlier process's key is ignored."""
         try:
             self._use(certificate)
         except ssl.SSLError as error:
@@ -82,10 +79,7 @@ class PeerIdentity:
             log.warning("the certificate cannot be stored for the next agent process of this node: %s", error)
 
     def context(self, *, is_server: bool) -> ssl.SSLContext:
-        """Return the TLS context for a new connection to another agent. Only certificates of its fleet are accepted.
-
-        Raises PeerRefused if the control plane has sent no certificate yet.
-        """
+        """Return the TLS context for a new connection. Raises PeerRefused before the first certificate."""
         if self._contexts is None:
             raise PeerRefused("this node has no TLS certificate yet: the control plane sends it after the agent joins")
         return self._contexts[is_server]

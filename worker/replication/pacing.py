@@ -43,10 +43,9 @@ class Pacer(Protocol):
         """Wait until a piece may be sent. The pacer admits pieces in the order of the calls."""
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve the sending time of a piece. Called in any thread.
+        """Reserve the sending time of a piece, in any thread, and return the seconds until then.
 
-        Returns the seconds until the piece may be sent, at most `SHORT_SECONDS`; None for a longer wait, so that the
-        caller calls `admit`.
+        None if they exceed `SHORT_SECONDS`: the caller then calls `admit`.
         """
 
 
@@ -63,10 +62,7 @@ class Transfer(Protocol):
 
 
 class SharedLink:
-    """Measures for how long several transfers use one network link (`worker.core.link_use`). Thread-safe.
-
-    `clock` is the monotonic clock that the transfers use.
-    """
+    """Measures for how long several transfers, with the same clock, use one network link. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -123,11 +119,7 @@ class Unpaced:
 class SpanPacer:
     """Pacer that sends pieces in the profiled idle spans of an iteration, relative to the end of the last step.
 
-    Args:
-        spans: idle spans of an iteration, in order of time.
-        link: time model of this node's link.
-        iteration_seconds: mean duration of an iteration.
-        clock: the event loop's clock, for use in threads.
+    `spans` are in order of time. `clock` is the event loop's clock, for use in threads.
     """
 
     def __init__(
@@ -156,11 +148,7 @@ class SpanPacer:
         self._changed = Signal()
 
     def boundary(self, at_seconds: float) -> None:
-        """Record that a training step ended at `at_seconds`, on the monotonic clock that all processes of the node
-        share.
-
-        A time before the last reported boundary is ignored.
-        """
+        """Record that a step ended at `at_seconds` on the node's monotonic clock, unless a later end was reported."""
         if self._boundary_at is None or at_seconds > self._boundary_at:
             self._boundary_at = at_seconds
             self._changed.notify()

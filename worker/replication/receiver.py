@@ -79,13 +79,11 @@ class ReplicaReceiver:
     Args:
         store: this node's slots.
         held_ranks: owners of the shards that the plan places on this node. Replica sessions of others are rejected.
-        keep: returns which steps of a shard must not be overwritten, given the newest committed step that its owner has
-            reported.
+        keep: returns the contents to keep of a shard, given the newest committed step that its owner has reported.
         slot_count: maximum number of slots per shard on this node.
         take_lines: stores log lines that an owner's ranks have printed; None discards them.
         shares: the shares of this node, which accept contributions of other ranks; None without parity.
-        load_earlier: after a relayout, loads a requested shard of an earlier rank that no slot contains; otherwise
-            None.
+        load_earlier: after a relayout, loads a requested earlier shard that no slot contains; otherwise None.
     """
 
     store: SlotStore
@@ -111,9 +109,9 @@ class ReplicaReceiver:
         return tuple(self._open.values())
 
     async def stream(self, session: TcpSession) -> None:
-        """Serve a stream, until the stream or the session that its handshake names ends.
+        """Serve a stream of the session that it names.
 
-        Raises MalformedMessage if the peer has no open session with this id, or it already has `MAX_STREAMS` streams.
+        Raises MalformedMessage without this session, or if it is full.
         """
         owner = self._open.get(session.opened.session)
         if owner is None or owner.peer != session.peer or len(owner.streams.lines) >= MAX_STREAMS:
@@ -135,11 +133,9 @@ class ReplicaReceiver:
             owner.streams.drop(line)
 
     async def replica(self, session: Session) -> None:
-        """Receive replicas of one owner's shard, or parts of it for a share, until the connection ends.
+        """Receive replicas of one owner's shard, or parts of it for a share, until the connection ends (PeerLost).
 
-        Raises:
-            MalformedMessage: this node does not hold the shard, or the owner sent an unexpected message.
-            PeerLost: the connection ended.
+        Raises MalformedMessage if this node does not hold the shard, or the owner sent an unexpected message.
         """
         rank = session.opened.owner_rank
         parity = self._parity(rank)
@@ -174,10 +170,7 @@ class ReplicaReceiver:
     async def _serve(
         self, session: Session, receiver: Receiver | None, work: Callable[[_Open], Coroutine[object, object, None]]
     ) -> None:
-        """Run `work` for one session, while its streams transfer chunks.
-
-        On return, all threads of the session have ended.
-        """
+        """Run `work` for one session. On return, all threads of its streams have ended."""
         owner = _Open(session.peer, session.opened.owner_rank, receiver)
         self._open[session.opened.nonce] = owner
         try:
@@ -309,19 +302,13 @@ class ReplicaReceiver:
             )
 
     async def fetch(self, session: Session) -> None:
-        """Send shards that another node of the generation requests, until the connection ends.
-
-        Raises:
-            MalformedMessage: the peer sent something other than a request.
-            PeerLost: the connection ended.
+        """Send the shards that another node requests, until the connection ends (PeerLost) or a MalformedMessage
+        arrives.
         """
         await self._serve(session, None, lambda owner: self._give(session, owner))
 
     async def supply(self, session: Session, work: Callable[[Streams], Coroutine[object, object, None]]) -> None:
-        """Run `work`, which sends chunks to the peer over the streams of a session.
-
-        On return, all streams are closed.
-        """
+        """Run `work`, which sends chunks over the streams of a session. On return, all streams are closed."""
         await self._serve(session, None, lambda owner: work(owner.streams))
 
     async def _give(self, session: Session, owner: _Open) -> None:

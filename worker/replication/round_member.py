@@ -33,9 +33,7 @@ Send = Callable[[Sequence[NodeReport]], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportDelays:
-    """Maximum waits of reports that are not urgent, so that one message has several
-    (docs/design.md#the-tree-of-agents).
-    """
+    """Maximum waits of reports that are not urgent (docs/design.md#the-tree-of-agents)."""
 
     other_seconds: float = 0.02
     """For a report with other news than finished steps, for example a vote."""
@@ -52,15 +50,8 @@ REPORT_DELAYS = ReportDelays()
 class RoundMember:
     """Reports this node's state to its parent in the tree of agents, and relays messages of its parent and children.
 
-    Args:
-        generation: the generation of these rounds.
-        node_id: this node.
-        tree: the generation's tree of agents.
-        state: returns the newest state of each rank of this node.
-        hear: applies the coordinator's announcement on this node; called on the event loop, must not block.
-        deadline_seconds: time without a message after which a neighbour counts as silent.
-        on_silence: called when a neighbour has fallen silent, or has sent a message after a silence.
-        delays: how long the node may delay a report that is not urgent.
+    `hear` applies an announcement on the event loop and must not block. A neighbour is silent after `deadline_seconds`
+    without a message. `on_silence` is called when a silence begins or ends.
     """
 
     generation: Generation
@@ -77,8 +68,7 @@ class RoundMember:
         self.changed = Signal()
         """Code that changes the state of this node's ranks must notify this event."""
         self.silent_since: float | None = None
-        """Time of the loop's clock at which the last connection to a node above was lost; None while one is connected.
-        """
+        """Time of the loop's clock at which the last connection upwards was lost; None while connected."""
         self._ancestors = self.tree.ancestors(self.node_id)
         self._members = self.tree.below(self.node_id)
         self._sequence = new_life()
@@ -116,11 +106,8 @@ class RoundMember:
         """Exchange reports and announcements with the parent node until cancelled, over a new connection after each
         break.
 
-        Args:
-            dial: opens a round session to a node.
-            patience_seconds: time for which the node tries to reach only its parent, before it also tries nodes above.
-            is_restarted: True if an earlier agent process of this node took part in these rounds. The first
-                announcement must then come from the coordinator itself, because the parent may have an older one.
+        After `patience_seconds` without the parent, the node also tries nodes above it. With `is_restarted`, the first
+        announcement must come from the coordinator itself, because the parent may have an older one.
         """
         await first_of(self._take_part(dial, patience_seconds, is_restarted=is_restarted), self._watch())
 
@@ -151,12 +138,9 @@ class RoundMember:
             failures += 1
 
     async def serve(self, session: Session) -> None:
-        """Serve the session of a child node until the connection ends.
+        """Serve the session of a child node until the connection ends (PeerLost).
 
-        Raises:
-            MalformedMessage: the child reports for a node that is not below it, or a report contains ranks of another
-                node.
-            PeerLost: the connection ended.
+        Raises MalformedMessage if the child reports for a node not below it, or ranks of another node.
         """
         await first_of(self._collect(session), self._announce(session))
 

@@ -41,17 +41,11 @@ class Ways:
         number: int,
         dial: Callable[[NetworkCard, Address], Awaitable[T]],
     ) -> T:
-        """Open a stream over the next pair of network cards that connects the two nodes, and return the result of
-        `dial`.
+        """Open stream `number` with `dial` over the next pair of network cards; consecutive numbers use different
+        pairs.
 
-        Args:
-            peer: the peer, for the log.
-            addresses: addresses of the peer's cards, the peer's node address first.
-            number: number of the stream; consecutive numbers use different pairs.
-            dial: opens a stream from a card to an address.
-
-        Raises:
-            PeerError: no pair reaches the peer, or another node answers.
+        `addresses` are those of the peer's cards, the peer's node address first. Raises PeerError if no pair reaches
+        the peer, or another node answers.
         """
         now = asyncio.get_running_loop().time()
         count = math.lcm(len(self._cards), len(addresses))

@@ -66,18 +66,10 @@ Printed = Callable[[int], Awaitable[Tail]]
 
 @dataclass(eq=False, repr=False)
 class ReplicaSender:
-    """Sends one shard to one holder. The owner runs `run` as a task.
+    """Sends one shard to one holder (a copy, or a part of it for a share). The owner runs `run` as a task.
 
-    Args:
-        shard: the owned shard to send.
-        peer: node that holds a copy of the shard or, with parity, a share with a part of the shard.
-        dialler: opens connections to the holder.
-        store: this node's slots.
-        pacer: decides when chunks may be sent; shared by all senders of the node.
-        holder_deadline_seconds: maximum seconds without progress, while the holder lacks data.
-        printed: returns log lines, which the holder receives before the end of a shard; None sends no lines.
-        retry_seconds: pauses before the first, second and further attempts to connect. The last value repeats.
-        measured_bytes: minimum size of a transfer whose rate is measured.
+    `printed` returns log lines, which the holder receives before the end of a shard. The last of `retry_seconds`
+    repeats. The rates of transfers below `measured_bytes` are not measured.
     """
 
     shard: OwnedShard
@@ -97,8 +89,7 @@ class ReplicaSender:
         self.stream_count = StreamCount(limit=OWN_STREAMS)
         self.silence = HolderSilence(self.holder_deadline_seconds / LOOKS_PER_DEADLINE)
         self._paused_count = 0
-        """Number of streams that are being opened or wait for the pacer. While above 0, the holder does not count as
-        silent."""
+        """Streams that are being opened or wait for the pacer. Meanwhile, the holder does not count as silent."""
         self._is_verifying = False
         """True while this node digests its own slot before or after a transfer."""
         self._transfer = 0
@@ -108,18 +99,14 @@ class ReplicaSender:
         self.link = SlowLink()
         self.line = BrokenLine()
         self._filled: tuple[int, float] | None = None
-        """(bytes sent, seconds of link time used) at the transfer's first check, when the kernel's send buffers are
-        full."""
+        """(bytes sent, link time used) at the transfer's first check, when the kernel's send buffers are full."""
         self.streams = Streams()
         """Streams of the current session; between sessions, the closed streams of the last session."""
         self._most_streams = self.stream_count.limit
         """Maximum number of streams for this session, lowered if a further stream cannot be opened."""
 
     async def run(self) -> None:
-        """Send the shard's steps to the holder until cancelled.
-
-        After any error, the sender pauses and connects again.
-        """
+        """Send the shard's steps to the holder until cancelled, over a new connection after any error."""
         await first_of(self._supply(), self._watch())
 
     async def _supply(self) -> None:
@@ -286,10 +273,7 @@ class ReplicaSender:
         return outcome
 
     async def _is_damaged_here(self, slot: Slot) -> bool:
-        """Return whether this node's own slot is damaged, after the holder has received wrong digests.
-
-        Empties it then.
-        """
+        """Return whether this node's own slot is damaged, which is then emptied."""
         self._is_verifying = True
         try:
             return await self.store.verify(slot) is False
@@ -321,9 +305,7 @@ class ReplicaSender:
         return self._crawls(queue, self.holder_deadline_seconds)
 
     def _crawls(self, queue: ChunkQueue, seconds: float) -> bool:
-        """Return whether the transfer has been sending for more than `seconds` at less than `SLOW_RATIO` of the best
-        rate.
-        """
+        """Return whether the transfer has sent for more than `seconds`, at less than `SLOW_RATIO` of the best rate."""
         return queue.busy_seconds > seconds and queue.taken_bytes / queue.part_seconds < SLOW_RATIO * self._best_rate
 
     def _held_to(self, link: SlowLink) -> None:

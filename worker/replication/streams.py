@@ -67,15 +67,10 @@ class Payload(Protocol):
 
 
 class Streams:
-    """One node's ends of the streams of a session. Methods are called on the event loop, `work` runs in a thread.
-
-    The code that handles the session on this node owns the object and closes it.
-    """
+    """One node's ends of the streams of a session, used on the event loop. The code of the session closes it."""
 
     def __init__(self, *, receive_seconds: float | None = None) -> None:
-        """`receive_seconds` is the interval at which a receiving thread reports parts of a chunk; None reports whole
-        chunks.
-        """
+        """A receiving thread reports parts of a chunk every `receive_seconds`; None reports whole chunks."""
         self.lines: list[socket.socket] = []
         self.attached = asyncio.Event()
         """Set once a stream has been added to the session."""
@@ -103,9 +98,7 @@ class Streams:
 
         A cancellation cuts the connection and waits for the thread.
 
-        Raises:
-            PeerLost: the connection broke, or this node cannot start another thread.
-            MalformedMessage: the peer sent an invalid chunk.
+        Raises PeerLost if the connection broke, or no thread can start. Raises MalformedMessage for an invalid chunk.
         """
         done = self.begin(line, work)
         try:
@@ -115,10 +108,10 @@ class Streams:
         done.result()
 
     def begin(self, line: socket.socket, work: Callable[[socket.socket], None]) -> asyncio.Future[None]:
-        """Start `work` on a stream of `lines` without running work, in the stream's thread, which stays for later work.
+        """Start `work` on an idle stream of `lines`, in the stream's thread, which stays for later work.
 
-        The future raises the same errors as `run`. A caller that stops waiting for it must call `cut`, after which
-        `work` must return or raise soon. Raises PeerLost if this node cannot start another thread.
+        The future raises the errors of `run`. A caller that stops waiting for it must call `cut`, which soon ends
+        `work`. Raises PeerLost if this node cannot start another thread.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
@@ -154,9 +147,7 @@ class Streams:
             done.exception()
 
     async def cut(self, *lines: socket.socket) -> None:
-        """Break each of the given connections that a thread uses, and wait until these threads have finished their
-        work.
-        """
+        """Break the given connections that threads use, and wait until these threads have finished their work."""
         working = [line for line in lines if line in self._working]
         ends = [self._working[line] for line in working]
         for line in working:
@@ -164,9 +155,7 @@ class Streams:
         await ended(*ends)
 
     def limit(self, bytes_per_second: float | None) -> None:
-        """Limit the total rate of all streams in the kernel, to no less than `_LEAST_RATE` each; None removes the
-        limit.
-        """
+        """Limit the total rate of all streams in the kernel, at least `_LEAST_RATE` each; None removes the limit."""
         if bytes_per_second == self._limit:
             return
         self._limit = bytes_per_second
@@ -226,10 +215,7 @@ def _cut(line: socket.socket) -> None:
 
 
 class ChunkQueue:
-    """The chunks that the receiver has requested in one transfer, shared by the threads of all streams. Thread-safe.
-
-    `clock` returns monotonic seconds. `link` is the link that this transfer shares with others; None for its own.
-    """
+    """The requested chunks of one transfer, shared by the threads of all streams. Thread-safe; monotonic clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, link: SharedLink | None = None) -> None:
         self.cancelled = threading.Event()
@@ -334,10 +320,7 @@ class ChunkQueue:
             self._turn()
 
     def taken(self, size: int) -> bool:
-        """Record that the kernel has accepted `size` more bytes. Return whether a progress report is due.
-
-        `size` is 0 if the kernel accepted no byte for `PROGRESS_SECONDS`.
-        """
+        """Record `size` more accepted bytes, 0 after `PROGRESS_SECONDS` without any. Return whether a report is due."""
         with self._changed:
             self._link.count()
             if not size:
@@ -368,23 +351,20 @@ async def send_chunks(
     progress: Callable[[int], None],
     paused: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Send the chunks of `queue` over all streams of a session, until the kernel has accepted them.
+    """Send the chunks of `queue`, which may grow, over all streams of a session, until the kernel has accepted them.
 
-    A cancelled call returns after all threads have stopped reading `source`. Chunks in flight may be sent for a short
-    time, then their connections are cut.
+    A cancelled call returns after all threads have stopped reading `source`, which must stay mapped. Chunks in flight
+    may be sent for a short time, then their connections are cut. Raises PeerLost if a stream broke.
 
     Args:
         streams: at least one stream.
-        source: the payload; must stay mapped.
+        source: the payload, of which threads read chunks.
         transfer: number of the transfer in `BeginShard`.
-        queue: the chunks that the receiver wants; it may grow during the call.
+        queue: the chunks that the receiver wants.
         payload_bytes: size of the whole payload.
         pacer: decides when each piece of a chunk is sent; None sends every chunk immediately and in one piece.
         progress: called on the loop at most every `PROGRESS_SECONDS`, with the bytes of the newest accepted piece.
         paused: called on the loop with +1 when a stream begins to wait for its time to send, and with -1 afterwards.
-
-    Raises:
-        PeerLost: a stream broke.
     """
     loop = asyncio.get_running_loop()
     piece_bytes = chunk_bytes(payload_bytes) if pacer is None else pacer.chunk_bytes
@@ -447,11 +427,7 @@ async def send_chunks(
 
 
 def send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callable[[int], None]) -> None:
-    """Send a chunk's header and data over a stream without copying them.
-
-    Call `taken` with each number of data bytes that the kernel accepted, and with 0 after `PROGRESS_SECONDS` without
-    one.
-    """
+    """Send a chunk without copying it. Call `taken` with accepted data bytes, or 0 after `PROGRESS_SECONDS`."""
     sent = -len(header)
     while sent < data.nbytes:
         try:
@@ -470,13 +446,7 @@ class IncomingShard:
     """Tracks one incoming transfer: which chunks are missing, and which chunks threads are writing.
 
     A thread claims a chunk, writes it into the slot, and lands it. The creator waits for the chunks and closes the
-    object.
-
-    Args:
-        target: the slot that was granted for this content.
-        transfer: number of the transfer in `BeginShard`.
-        payload_bytes: size of the payload.
-        on_land: called in a stream's thread with each complete chunk's index, and whether the chunk is intact.
+    object. `on_land` is called in a stream's thread with a complete chunk's index, and whether it is intact.
     """
 
     target: Payload
@@ -506,19 +476,15 @@ class IncomingShard:
         self._event = asyncio.Event()
 
     def name(self, chunk_digests: bytes, missing: Iterable[int]) -> None:
-        """Add the digests of announced chunks, and the indices of those that this node lacks.
-
-        Called on the event loop.
-        """
+        """Add digests of announced chunks, and the indices of the missing ones. Called on the event loop."""
         with self._lock:
             self.chunk_digests += chunk_digests
             self.missing.update(missing)
 
     def follow(self, index: range, notify: Callable[[int], None]) -> None:
-        """Call `notify` with the bytes of the verified prefix, once the chunks of `index` are verified, and when it
-        grows.
+        """Call `notify` on the loop with the verified prefix in bytes, after the chunks of `index`, and as it grows.
 
-        Called on the loop after all digests are announced and match the payload's digest. `notify` runs on the loop.
+        Called on the loop after all announced digests match the payload's digest.
         """
         self._index, self._tell = index, notify
         self._look()
@@ -544,12 +510,9 @@ class IncomingShard:
         return damaged
 
     def claim(self, index: int, size: int) -> memoryview | None:
-        """Reserve a chunk's memory in the slot for the calling thread; None for a chunk that is not missing.
+        """Reserve a chunk's memory for the calling thread, which must `land` it; None if not missing. Thread-safe.
 
-        Thread-safe.
-
-        The caller must call `land` afterwards, even after an error. Raises MalformedMessage if the payload has no chunk
-        `index` of `size` bytes.
+        Raises MalformedMessage if the payload has no chunk `index` of `size` bytes.
         """
         start, stop = chunk_range(index, self.payload_bytes)
         if start >= stop or size != stop - start:
@@ -604,7 +567,7 @@ class IncomingShard:
     async def settled(self, silence_seconds: float | None) -> None:
         """Wait until every missing chunk has arrived, damaged or not, and intact chunks were reported.
 
-        Raises PeerLost if no byte was received for `silence_seconds`; None means no limit.
+        Raises PeerLost after `silence_seconds` without a byte; None means no limit.
         """
         # Damaged chunks stay in `missing`, because they must be requested again.
         while len(self.missing) > len(self.damaged):
@@ -625,10 +588,7 @@ class IncomingShard:
             return not self._claimed
 
     async def close(self) -> None:
-        """Accept no further chunks, and wait until the chunks that threads are receiving have arrived or failed.
-
-        The caller must first cut streams that may stay silent for ever.
-        """
+        """Accept no further chunks, and wait for those that threads are receiving. First cut silent streams."""
         while True:
             self._event.clear()
             if self.shut():
@@ -662,9 +622,7 @@ class Scratch:
 
 
 class IncomingParts(IncomingShard):
-    """Tracks an incoming transfer whose chunks are verified in a buffer, then combined with a share's or shard's
-    bytes.
-    """
+    """Tracks a transfer whose chunks are verified in a buffer, then combined with a share's or shard's bytes."""
 
     def __init__(self, keep: Callable[[int, memoryview], bool], *, transfer: int, payload_bytes: int) -> None:
         """`keep` combines a verified chunk with the caller's bytes and returns whether it did; called by threads."""
@@ -694,9 +652,9 @@ class Receiver:
         """Set on the loop and read by threads; a closed transfer accepts no chunk."""
 
     def receive(self, line: socket.socket) -> None:
-        """Receive chunks from a blocking socket until it ends.
+        """Receive chunks from a blocking socket to its end.
 
-        Raises MalformedMessage for an invalid chunk, and OSError.
+        Raises MalformedMessage, and OSError for a lost connection.
         """
         header = bytearray(CHUNK_HEADER.size)
         while _receive_all(line, memoryview(header)):

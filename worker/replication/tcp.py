@@ -93,11 +93,9 @@ class TcpSession:
         return self.line.peer_names() if isinstance(self.line, TlsSocket) else None
 
     async def encrypt(self, context: ssl.SSLContext, *, is_server: bool) -> None:
-        """Make the TLS handshake. Called before the first message, at most once.
+        """Make the TLS handshake, at most once and before the first message.
 
-        Raises:
-            PeerLost: the connection is lost.
-            PeerRefused: the peer has no valid certificate of this fleet, or sent no TLS.
+        Raises PeerLost, or PeerRefused if the peer has no valid certificate of this fleet, or sent no TLS.
         """
         if self._is_closed:
             raise PeerLost(f"the connection to {self.peer} is closed")
@@ -227,10 +225,7 @@ class TcpSession:
         return digest(self.opened.nonce + number.to_bytes(8, "big") + data)
 
     def read_ahead(self) -> None:
-        """Read several messages per system call from now on, and exchange digests.
-
-        Called after the handshake of messages.
-        """
+        """Read several messages per system call, and exchange digests. Called after the handshake of messages."""
         # The digest covers the session and the message's number, because TCP's checksum has only 16 bits.
         self._ahead = memoryview(bytearray(READ_AHEAD_BYTES))
         self._limit = MAX_PEER_MESSAGE_BYTES + DIGEST_BYTES
@@ -337,17 +332,10 @@ async def dial(
     source: NetworkCard,
     session: bytes = b"",
 ) -> TcpSession:
-    """Open an authenticated session to another agent. The caller closes it.
+    """Open an authenticated session to another agent, at the address and port of the plan. The caller closes it.
 
-    Args:
-        credentials: this node's credentials for the generation that both nodes are members of.
-        peer: the node that must answer.
-        address: IPv4 address of the peer, from the plan.
-        port: TCP port of the peer, from the plan.
-        kind: purpose of the session, part of the authenticated handshake.
-        owner_rank: the owner of the shard that a replica session transfers; -1 for other kinds.
-        source: this node's network card, to which the socket is bound.
-        session: for a stream, the nonce of the session that it belongs to.
+    `kind` is part of the handshake, `owner_rank` is -1 except for replica sessions, `source` is the card to bind to.
+    For a stream, `session` is the nonce of its session.
 
     Raises:
         PeerLost: the peer does not answer within `HANDSHAKE_SECONDS`, the connection broke, or this node has no
@@ -474,11 +462,10 @@ class PeerListener:
         """Sessions in their handshake, with their source addresses, oldest first."""
 
     def start(self, address: str, port: int = 0, *, more_cards: Sequence[NetworkCard] = ()) -> None:
-        """Start listening for connections of other agents; with port 0, the kernel chooses a port.
+        """Start listening for connections of other agents; with port 0, the kernel chooses a port. Raises OSError.
 
-        `more_cards` are the node's other network cards, for streams. They use the same port, so that one firewall rule
-        covers all cards; a card on which listening fails is skipped. Raises OSError if the address is not this node's,
-        or the port is in use.
+        `more_cards` are for streams. They use the same port, so that one firewall rule covers all cards; a card on
+        which listening fails is skipped.
         """
         self.port = self._listen(NetworkCard(address), port)
         self.addresses = ((address, self.port),)
@@ -506,10 +493,7 @@ class PeerListener:
         self.promised_run = run
 
     def admit(self, credentials: PeerCredentials, serve: Serve) -> None:
-        """Accept sessions of nodes that prove possession of the generation's key.
-
-        `serve` handles each until it ends.
-        """
+        """Accept sessions of nodes that hold the generation's key. `serve` handles each until it ends."""
         self._credentials, self._serve = credentials, serve
 
     async def revoke(self) -> None:
@@ -533,10 +517,7 @@ class PeerListener:
         return asyncio.get_running_loop()
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept every connection that waits in the kernel's backlog.
-
-        In a task, a cancellation could lose a connection.
-        """
+        """Accept the connections in the kernel's backlog. In a task, a cancellation could lose a connection."""
         while True:
             try:
                 line, origin = listener.accept()

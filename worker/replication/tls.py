@@ -26,10 +26,9 @@ _TIMEVAL = struct.Struct("ll")
 
 
 class TlsSocket(ssl.SSLSocket):
-    """A connected socket with TLS. `TcpSession.encrypt` creates it.
+    """A connected socket with TLS, whose file descriptor never blocks.
 
-    The file descriptor never blocks. After `setblocking(True)`, methods wait as long as SO_SNDTIMEO and SO_RCVTIMEO
-    allow. They then raise BlockingIOError, like a plain socket.
+    After `setblocking(True)`, methods wait as long as SO_SNDTIMEO and SO_RCVTIMEO allow, then raise BlockingIOError.
     """
 
     is_waiting = False
@@ -49,11 +48,12 @@ class TlsSocket(ssl.SSLSocket):
     def send(self, data: Any, flags: int = 0, /) -> int:
         """Encrypt and send the first bytes of `data`, and return their number.
 
-        After BlockingIOError, the caller must send the same bytes again: OpenSSL may have sent a part of them.
+        After BlockingIOError, repeat the same bytes.
         """
         with memoryview(data) as whole, whole[:SEND_BYTES] as part:
             while True:
                 try:
+                    # OpenSSL may have sent a part of the bytes before BlockingIOError.
                     count = super().send(part, flags)
                 except (ssl.SSLWantWriteError, ssl.SSLWantReadError) as error:
                     self._wait(select.POLLOUT, socket.SO_SNDTIMEO, error)
@@ -66,10 +66,9 @@ class TlsSocket(ssl.SSLSocket):
         return self.send(next(iter(buffers)))
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0, /) -> int:  # noqa: ARG002
-        """Receive decrypted bytes, as `socket.recv_into` does; `nbytes` is unused.
+        """Receive decrypted bytes; `nbytes` is unused.
 
-        With MSG_WAITALL, a time limit can leave the buffer partly filled. BlockingIOError means that no byte arrived in
-        time.
+        With MSG_WAITALL, a time limit can leave the buffer partly filled.
         """
         filled = 0
         with memoryview(buffer) as whole:
@@ -98,10 +97,7 @@ class TlsSocket(ssl.SSLSocket):
         socket.socket.shutdown(self, how)
 
     def _wait(self, event: int, limit: int, error: ssl.SSLError) -> None:
-        """Wait until the socket can send or receive what TLS needs.
-
-        Raises BlockingIOError at the socket's time limit.
-        """
+        """Wait until the socket can send or receive what TLS needs, or raise BlockingIOError at its time limit."""
         if self.is_waiting:
             # OpenSSL holds received bytes in its own buffer, where the kernel's blocking calls do not see them.
             seconds, micros = _TIMEVAL.unpack(self.getsockopt(socket.SOL_SOCKET, limit, _TIMEVAL.size))

@@ -56,10 +56,7 @@ CLOSE_SECONDS = 1.0
 
 
 Arrived = Callable[[SlotFile, SlotHeader, int], None]
-"""Receives (the slot's file, the header that will seal it, bytes of the verified prefix of its payload).
-
-The digests and the payload's index are verified before the first call.
-"""
+"""Receives (slot file, header that will seal it, verified prefix in bytes), after digests and index are verified."""
 
 
 class ShardRejected(PeerError):
@@ -73,10 +70,7 @@ class ShardDamaged(ShardRejected):
 def announcement(slot: SlotHeader, *, transfer: int, committed: Step) -> BeginShard:
     """Return the message that announces the shard in a slot.
 
-    Args:
-        slot: header of the slot, or the header with which it will be sealed.
-        transfer: number of the transfer, higher than the numbers of all earlier transfers of the session.
-        committed: the newest committed step of the shard, or `NONE`.
+    `transfer` is higher than all earlier ones of the session.
     """
     return BeginShard(
         transfer=transfer,
@@ -121,8 +115,7 @@ async def send_shard(
         queue: a new queue, which distributes the chunks to the streams and counts bytes and time.
         pacer: decides when each piece of a chunk is sent (see `send_chunks`).
         progress: called with 0 after each answer of the receiver, and as in `send_chunks`.
-        paused: called with +1 when the receiver must wait for the pacer, or for chunks that the rank is still writing,
-            and with -1 when the wait ends.
+        paused: as in `send_chunks`, and while the rank still writes the next chunks.
         before_end: returns messages to send before the end of the shard, once the slot is sealed.
 
     Raises:
@@ -223,8 +216,7 @@ async def receive_shard(
         store: this node's slots.
         keep: contents of this shard that must not be overwritten.
         slot_count: maximum slots of this shard on this node.
-        silence_seconds: maximum time without any data; None if the sender paces itself and the kernel detects its
-            death.
+        silence_seconds: maximum time without data; None if the sender paces itself and the kernel detects its death.
         arrived: called on the loop as chunks are verified. If given, the payload's index is requested first.
 
     Raises:
@@ -271,13 +263,10 @@ async def receive_parts(
     *,
     silence_seconds: float | None,
 ) -> None:
-    """Receive the chunks `wanted` of an announced shard, and combine each on arrival.
+    """Receive the chunks `wanted` of an announced shard, and combine each on arrival (see `receive_shard`).
 
-    `incoming` has the digests from `announced_digests`. Other arguments are those of `receive_shard`.
-
-    Raises:
-        ShardDamaged: a chunk does not match its digest after all repeats.
-        PeerLost: the connection broke.
+    `incoming` has the digests from `announced_digests`. Raises ShardDamaged if a chunk does not match its digest after
+    all repeats, and PeerLost.
     """
     incoming.missing.update(wanted)
     receiver.current = incoming
@@ -299,9 +288,7 @@ async def announced_digests(
 ) -> tuple[bytes, bytes]:
     """Receive the digests of all chunks of a sealed shard. Returns them, and the digest of the shard.
 
-    Raises:
-        MalformedMessage: the sender's messages contradict each other; the connection must be closed.
-        PeerLost: the sender sent no message within `silence_seconds`; None means no limit.
+    Raises MalformedMessage for contradicting messages, and PeerLost after `silence_seconds` (None: no limit).
     """
     _check(begin)
     digests = b""

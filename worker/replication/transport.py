@@ -47,12 +47,7 @@ class Session(Protocol):
         """Send messages of at most `MAX_PEER_MESSAGE_BYTES` each in one write. Raises PeerLost."""
 
     async def receive(self) -> Message:
-        """Return the next message of the union `PeerMessage`.
-
-        Raises:
-            PeerLost: the connection is lost.
-            ProtocolError: the other side sent no valid message; the connection is closed.
-        """
+        """Return the next message of the union `PeerMessage`. Raises PeerLost, or ProtocolError for an invalid one."""
 
     def close(self) -> None:
         """Close the connection immediately. Further calls change nothing."""
@@ -62,15 +57,10 @@ class Dialler(Protocol):
     """Opens connections to one peer, in one generation."""
 
     async def session(self) -> Session:
-        """Open a session, which the caller closes.
-
-        Raises PeerError if the peer, or another node, does not answer properly.
-        """
+        """Open a session, which the caller closes. Raises PeerError without an answer of the right peer."""
 
     async def stream(self, session: Session, number: int) -> socket.socket:
-        """Open a stream of a session that this dialler opened: a connected, blocking socket, authenticated on both
-        sides.
+        """Open a stream of a session that this dialler opened: a connected, authenticated, blocking socket.
 
-        `number`, from 0, selects the network cards on both nodes. Raises PeerError if the peer does not answer, or
-        another node answers.
+        `number`, from 0, selects the network cards on both nodes. Raises PeerError without an answer of the right peer.
         """

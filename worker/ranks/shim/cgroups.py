@@ -62,9 +62,9 @@ class RankCgroups:
         """Content of the files that limit each new cgroup, by file name."""
 
     def impose(self, limits: JobLimits) -> str:
-        """Limit each cgroup that is created from now on. Return why the kernel cannot; empty if it can.
+        """Limit later cgroups, maybe moving this process to another one.
 
-        It may move the calling process to another cgroup.
+        Return why the kernel cannot; empty if it can.
         """
         wanted, parent = limits.files(), self.folder.parent
         if not wanted:
@@ -103,10 +103,7 @@ class RankCgroups:
         self._write(own / "cgroup.procs", str(os.getpid()))
 
     def join(self, run: RunId, generation: Generation, pid: int) -> str:
-        """Move a process, which has no children yet, into the cgroup of its generation, and return the cgroup's path.
-
-        Raises OSError if the kernel refuses.
-        """
+        """Move a process without children into the cgroup of its generation, and return its path. Raises OSError."""
         path = self.folder / f"{run}.{generation}"
         for attempt in range(_JOIN_ATTEMPTS):
             path.mkdir(parents=True, exist_ok=True)
@@ -131,10 +128,7 @@ class RankCgroups:
 
 
 def find(name: str, proc: Path = Path("/proc")) -> tuple[RankCgroups | None, str]:
-    """Find a cgroup folder `name` in which this process may create cgroups. Tests replace `proc`.
-
-    Returns (the node's cgroups or None, the folder's path or the reason for None).
-    """
+    """Return (cgroups below a folder `name` that this process can use or None, its path or the reason for None)."""
     refusals = []
     for version, parent in own_cgroups(proc):
         folder = parent / name

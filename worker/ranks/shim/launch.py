@@ -62,11 +62,7 @@ def environment_of(start: StartRank) -> dict[str, str]:
 def settle(user: rank_user.RankUser | None, stdout: int, stderr: int, gate: int) -> None:
     """Set user, session, stdio and default signals of this new process, then wait until the shim lets it run.
 
-    Args:
-        user: the user to change to; None keeps the current user.
-        stdout: an open file that becomes descriptor 1.
-        stderr: an open file that becomes descriptor 2.
-        gate: a pipe. If the process reads one byte, it runs the script; at end of file, it exits.
+    At `gate`, a pipe, one byte starts the script, and the end of file ends the process.
     """
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
@@ -101,10 +97,7 @@ def execute(start: StartRank) -> NoReturn:
 
 
 def become(start: StartRank) -> NoReturn:
-    """Become the interpreter of the script without an exec (a warm start), after `settle`.
-
-    Always raises SystemExit: the interpreter then shuts down as after any script.
-    """
+    """Run the script without an exec (a warm start), after `settle`. Always raises SystemExit, as any script."""
     os.environ.clear()
     os.environ.update(environment_of(start))
     if start.user is not None:

@@ -26,10 +26,7 @@ class ShimLine:
         self._unsent = bytearray()
 
     def receive(self) -> list[bytes] | None:
-        """Return the complete frames that have arrived, or None when the peer has closed the connection.
-
-        Raises OversizedMessage if the peer announces a frame beyond the limit.
-        """
+        """Return the complete frames that have arrived, or None after the peer's close. Raises OversizedMessage."""
         try:
             data = self.socket.recv(_RECEIVE_BYTES)
         except BlockingIOError:

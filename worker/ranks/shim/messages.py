@@ -70,7 +70,7 @@ class StartRank(RankMessage, frozen=True):
 
 
 class StopRanks(Message, frozen=True):
-    """Request to kill ranks of one run or of every run, up to a generation, with all processes that they started.
+    """Request to kill ranks of one run or of every run, up to a generation, with all their processes.
 
     If `run` is not None, the shim also refuses to start ranks of these generations of the run later.
     """
@@ -149,8 +149,7 @@ class Ranks(Message, frozen=True):
     pid: int
     records: tuple[RankRecord, ...]
     remains_count: int
-    """Number of processes below the shim that do not belong to a living rank: descendants of ended ranks, and new
-    ranks."""
+    """Number of processes below the shim of no living rank: descendants of ended ranks, and new ranks."""
     preload: Preload
     preload_seconds: float = 0.0
     preload_bytes: int = 0

@@ -44,10 +44,7 @@ class PreloadFailed(Exception):
 
 
 def can_preload(modules: Sequence[str]) -> bool:
-    """Return whether any of the modules except everstep and numpy is installed.
-
-    Otherwise, ranks import fast by themselves.
-    """
+    """Return whether any of the modules except everstep and numpy, which import fast, is installed."""
     return any(
         importlib.util.find_spec(name.partition(".")[0]) is not None
         for name in modules
@@ -56,11 +53,9 @@ def can_preload(modules: Sequence[str]) -> bool:
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Import those of the modules that are installed, load DeepSpeed's C++ extension if it is compiled, and freeze the
-    heap.
+    """Import the installed ones of the modules, load DeepSpeed's C++ extension if it is compiled, and freeze the heap.
 
-    Raises PreloadFailed if an import has left a thread running or has used the CUDA driver, so that forks would be
-    unsafe.
+    Raises PreloadFailed if an import has left a thread running or has used the CUDA driver, so that forks are unsafe.
     """
     with _cuda_untouched():
         for name in modules:
@@ -100,10 +95,7 @@ def _spoils_forks() -> bool:
 
 
 def load_operator() -> bool:
-    """Load DeepSpeed's C++ extension if it is built. Return True if this call has loaded it.
-
-    Raises PreloadFailed if the load has left a thread running.
-    """
+    """Load DeepSpeed's C++ extension if it is built, and return whether. Raises PreloadFailed if a thread runs on."""
     if _OPERATOR in sys.modules or "deepspeed" not in sys.modules:
         return False
     directory = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
@@ -136,15 +128,12 @@ def _check_threads() -> None:
 
 @contextmanager
 def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
-    """Hold a lock on the folder of compiled torch extensions, which, unlike torch's `lock` file, ends with its process.
-
-    A thread removes the `lock` files of killed processes meanwhile, because torch would wait for ever for their
-    removal.
-    """
+    """Hold a lock on the folder of compiled extensions, which, unlike torch's `lock` file, ends with its process."""
     directory.mkdir(parents=True, exist_ok=True)
     is_over = threading.Event()
     with (directory / "everstep.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # torch would wait for ever for the removal of a killed process's `lock` file.
         watch = threading.Thread(target=_remove_leftovers, args=(directory, is_over, look_seconds), name="leftovers")
         watch.start()
         try:

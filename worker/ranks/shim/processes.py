@@ -68,9 +68,7 @@ def snapshot() -> dict[int, RankProcess]:
 
 
 def tree(root: int, processes: Mapping[int, RankProcess]) -> set[int]:
-    """Return the pids of `root`, its descendants and the session that `root` leads, with their descendants and
-    zombies.
-    """
+    """Return the pids of `root` and of the session that it leads, with their descendants and zombies."""
     children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process.pid)
@@ -86,11 +84,7 @@ def tree(root: int, processes: Mapping[int, RankProcess]) -> set[int]:
 
 
 def kill_tree(root: int) -> frozenset[RankProcess]:
-    """Kill a process, all its descendants and its session with SIGKILL, and return the signalled processes.
-
-    The caller must ensure that the pid still belongs to this process. The call does not wait for the end of the
-    processes.
-    """
+    """Kill a process, its descendants and its session, without a wait for their end, and return them."""
     frozen: dict[int, RankProcess] = {}
     for _ in range(_MAX_PASSES):
         processes = snapshot()
@@ -181,10 +175,7 @@ def die_with_parent() -> None:
 
 
 def set_title(words: Iterable[str]) -> None:
-    """Show `words`, cut to the length of the last exec's arguments, as this process's command line.
-
-    Source: proc(5), stat fields 48 and 49.
-    """
+    """Show `words`, cut to the length of the last exec's arguments, as this process's command line (proc(5))."""
     with open("/proc/self/stat", "rb") as file:
         data = file.read()
     fields = data[data.rindex(b")") + 2 :].split()

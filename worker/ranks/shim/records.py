@@ -33,10 +33,7 @@ class RankRecords:
         self._owed: dict[Path, RankRecord] = {}
 
     def write(self, record: RankRecord) -> None:
-        """Write a rank's record, atomically replacing the earlier one.
-
-        Raises OSError if the disk refuses; the earlier remains.
-        """
+        """Replace a rank's record atomically. Raises OSError if the disk refuses; the earlier record remains."""
         path = self._path(record)
         fresh = path.with_suffix(".new")
         try:

@@ -128,10 +128,7 @@ class Shim:
         self._disk = RankRecords(self.options.state_dir)
 
     def run(self) -> None:
-        """Serve clients until a `Shutdown` message or SIGTERM. Then end all processes below the shim, and return.
-
-        Raises SystemExit if another shim serves this state directory.
-        """
+        """Serve clients until `Shutdown` or SIGTERM, then end all processes. Raises SystemExit beside another shim."""
         lock = self._lock()
         processes.become_subreaper()
         self._records = {record.key: record for record in self._disk.read() if record.end is not None}
@@ -333,10 +330,7 @@ class Shim:
         self._say(client, refused)
 
     def _start_cold(self, client: ShimLine, start: StartRank, why: str = "") -> None:
-        """Start a rank in a new interpreter.
-
-        `why` is the reason if the job itself causes the cold start; otherwise empty.
-        """
+        """Start a rank in a new interpreter. `why` is set if the job itself causes the cold start."""
         try:
             stdout, stderr = _open_output(start)
             if why:
@@ -631,10 +625,7 @@ def _open_output(start: StartRank) -> tuple[int, int]:
 
 
 def _open_stream(path: str, start: StartRank) -> int:
-    """Open a rank's stdout or stderr.
-
-    A script may open its output as /dev/stdout, so its user may write, but not read.
-    """
+    """Open a rank's stdout or stderr, which a script may open for writing as /dev/stdout."""
     stream = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     if start.user is not None:
         os.fchown(stream, -1, start.user.gid)

@@ -64,7 +64,7 @@ FromTemplate = TemplateReady | TemplateFailed | Forked | ForkFailed
 
 
 def run_template(line: socket.socket, modules: Sequence[str]) -> NoReturn:
-    """Import `modules`, then fork one rank for each request of the shim, until the shim closes the blocking socket.
+    """Import `modules`, then fork one rank for each request, until the shim closes the blocking socket.
 
     Always raises SystemExit: in the template, when the shim has ended; in a rank, when its script has ended.
     """
