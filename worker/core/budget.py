@@ -22,7 +22,6 @@ ENOUGH, LEAST = 32, 8
 ENOUGH_QUIET = 16
 """With fewer quiet iterations, the estimated cost is the time for which snapshots blocked the rank."""
 GROWTH = 2
-"""Maximum factor by which one decision lengthens the interval."""
 BEYOND_DOUBT = 2.0
 """Number of standard errors by which the measured cost must exceed the limit before the interval grows."""
 LIKELY = 1.0
@@ -54,16 +53,13 @@ class Budget:
     max_slowdown: float
     """Allowed cost of snapshots, as a fraction of the mean iteration."""
     interval: int = 1
-    """Iterations from one proposed step to the next."""
     quiet: tuple[float, ...] = ()
-    """Seconds of the newest quiet iterations."""
     snapshots: tuple[Load, ...] = ()
     newest: Load | None = None
     """Cost so far of the newest snapshot, which joins `snapshots` when the next one begins."""
     iterations_per_snapshot: float = 1.0
     """Smoothed mean of the number of loaded iterations per snapshot."""
     since_rest: int = 0
-    """Number of iterations since the last quiet iteration."""
 
     def iteration(self, seconds: float, *, blocked_seconds: float, is_loaded: bool, has_begun: bool) -> Budget:
         """Add one iteration, from the end of one optimizer step to the end of the next, and adapt the interval.
@@ -118,7 +114,6 @@ class Budget:
         return self
 
     def _needed(self, cost: float) -> int:
-        """Return the shortest interval, in iterations, within `max_slowdown` if each snapshot costs `cost` seconds."""
         usual = trimmed_mean(self.quiet or [load.seconds / load.iterations for load in self.snapshots])
         return max(1, min(MAX_INTERVAL, math.ceil(cost / (self.max_slowdown * usual) - 1e-9)))
 

@@ -68,7 +68,6 @@ class CheckpointSchedule:
     marked: Step = NONE
     """Step of the newest checkpoint that this generation has begun to upload; `NONE` before the first."""
     is_uploading: bool = False
-    """True while any node uploads a shard of a checkpoint."""
     is_measured: bool = True
     """False from the beginning of a checkpoint until all of its shards are uploaded."""
     upload_seconds: float | None = None

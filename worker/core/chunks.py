@@ -22,7 +22,6 @@ MIN_CHUNK_BYTES = 32 * 1024
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 # The end of a span that is too short for another chunk stays unused. Small chunks keep this loss small.
 CHUNKS_PER_SPAN = 8
-"""Number of chunks that should fit into a typical span."""
 UNIFORM_SHARE = 0.8
 """Share of the iteration in which uniform pacing sends all copies; the rest is for digests and votes."""
 
@@ -50,7 +49,6 @@ class ScheduledChunk:
     copy: int
     """Index of the copy, from 0. Each copy goes to another holder."""
     offset: int
-    """Position in the snapshot, in bytes."""
     bytes_count: int
     span: int
     """Index of the idle span. For a chunk that fits into no span, the number of spans."""

@@ -57,10 +57,7 @@ class Membership:
     phase: MemberPhase
 
     def on(self, event: MemberEvent) -> Membership:
-        """Return the membership in the phase that follows `event`.
-
-        Raises InvalidMemberTransition without a transition.
-        """
+        """Return the membership in the phase after `event`. Raises InvalidMemberTransition if there is none."""
         phase = TRANSITIONS.get((self.phase, event))
         if phase is None:
             raise InvalidMemberTransition(self, event)
@@ -75,7 +72,6 @@ class MemberAnswer(StrEnum):
     REPEAT = "repeat"
     """The node has already promised this generation. The agent sends its report again, which may be lost."""
     REFUSE = "refuse"
-    """The generation is below the promised generation."""
 
 
 def answer_prepare(member: Membership | None, run: RunId, generation: Generation) -> MemberAnswer:

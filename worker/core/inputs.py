@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 MAX_NAME_BYTES = 255
-"""Maximum length of one path component on Linux."""
 
 
 class Misplaced(Exception):
@@ -67,9 +66,7 @@ def check_places(places: Sequence[PurePosixPath]) -> None:
 
 
 def make_room(held: Sequence[HeldFile], wanted: Mapping[str, int], limit_bytes: int) -> Room:
-    """Choose the cached files to evict so that all wanted files (bytes by name, cached or not) fit into
-    `limit_bytes`.
-    """
+    """Choose the cached files to evict so that all wanted files (name and bytes) fit into `limit_bytes`."""
     there = {file.name for file in held}
     total = sum(file.bytes for file in held) + sum(size for name, size in wanted.items() if name not in there)
     dropped: list[str] = []

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 MAX_PATIENCE = 32
-"""Maximum number of clean rounds before the coordinator tries a shorter lead."""
 SOON = 2
 """Number of clean rounds that show that a new lead is long enough. If fewer follow it, the patience doubles."""
 
@@ -24,7 +23,6 @@ class Lead:
     patience: int = 1
     """Number of clean rounds after which the coordinator tries a lead that is one step shorter."""
     clean_rounds: int = 0
-    """Clean rounds since the lead last changed, or since a round was late."""
 
     def late(self) -> Lead:
         """Return a lead one step longer, because a rank finished a proposed step before it received the proposal."""

@@ -20,7 +20,6 @@ class Tail:
     """The newest log lines of a node's ranks, with consecutive numbers."""
 
     first: int = 0
-    """Number of the first line in `rows`."""
     rows: tuple[bytes, ...] = ()
     """Encoded lines, each with its line feed."""
     size: int = 0

@@ -20,7 +20,6 @@ class LinkUse:
     at_seconds: float = 0.0
     """Time of this measurement in monotonic seconds. It does not advance while no transfer has data to send."""
     sender_count: int = 0
-    """Number of transfers that now have data to send."""
     busy_seconds: float = 0.0
     """Total seconds in which at least one transfer had data to send."""
     part_seconds: float = 0.0
@@ -47,9 +46,7 @@ class LinkUse:
         return replace(counted, sender_count=counted.sender_count - 1)
 
     def drained(self, since: float, now: float) -> LinkUse:
-        """Add the time from `since`, when the kernel accepted a transfer's last bytes, until `now`, when they had
-        arrived.
-        """
+        """Add the time from `since`, when the kernel accepted the last bytes, until `now`, when they had arrived."""
         counted = self.until(now)
         passed = now - max(since, counted.at_seconds)
         if passed <= 0:

@@ -49,7 +49,6 @@ class KillCounts:
     cgroup: int | None = None
     """Kills in the rank's cgroup; None if this cgroup is the whole machine."""
     node: int | None = None
-    """Kills on the whole machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +56,6 @@ class MemoryUse:
     """Memory in use shortly before a rank ended, in bytes. A value is None if it was not measured."""
 
     rank_bytes: int | None = None
-    """Resident memory of the rank's process."""
     used_bytes: int | None = None
     """Used memory of the rank's cgroup if that cgroup has a limit, otherwise of the node."""
     total_bytes: int | None = None
@@ -73,7 +71,6 @@ class LostLoaders:
 
     pids: tuple[int, ...]
     words: str
-    """The line of the rank's stderr that names these workers."""
 
 
 def lost_loaders(last_lines: str) -> LostLoaders | None:
@@ -148,7 +145,6 @@ def _has_risen(before: int | None, after: int | None) -> bool:
 
 
 def _last_exception(text: str) -> str:
-    """Return the line that names the exception of the last Python traceback in `text`; "" without one."""
     _, found, rest = text.rpartition(_TRACEBACK)
     if not found:
         return ""

@@ -21,7 +21,6 @@ from everstep.protocol.ids import RunId
 MAX_WAITING = 20_000
 """Maximum number of logged steps in the queue. Beyond this limit, the oldest steps are dropped."""
 MAX_SENT = 1_000
-"""Maximum number of logged steps per message."""
 MAX_VALUES = 256
 """Maximum number of values of one logged step. A job has at most 256 metrics (`control_plane.db.metrics`)."""
 MAX_WAITING_BYTES = 64 * 1024 * 1024
@@ -32,7 +31,6 @@ POINT_BYTES = 256
 VALUE_BYTES = 64
 """Memory of a value besides its name: a float, and an entry of a dictionary."""
 AGAIN_SECONDS = 5.0
-"""Seconds without a confirmation after which a message is sent again."""
 
 
 MAX_NUMBER = 1 << 52

@@ -50,7 +50,6 @@ class GpuFacts:
     xids: tuple[int, ...] = ()
     """Xid errors since the last reading. A simulated GPU reports its configured errors at every reading."""
     ecc_uncorrectable: int = 0
-    """Uncorrectable memory errors since the driver was loaded."""
     is_remapping_failed: bool = False
     slowed_by: tuple[str, ...] = ()
     """Reasons why the GPU's clocks are reduced, except power limits and idleness."""
@@ -75,7 +74,6 @@ class DiskQueue:
 
     finished_count: int
     waiting_count: int
-    """Number of requests that the volume has accepted and not finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +105,6 @@ class DiskFacts:
     is_read_only: bool
     free_bytes: int
     least_bytes: int
-    """Free bytes below which the file system counts as full."""
     queue: DiskQueue | None = None
     """None if the counts cannot be read, or without a local volume."""
 

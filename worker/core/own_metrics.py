@@ -25,7 +25,6 @@ class NodeUsage:
     gpu_least_percent: float | None = None
     """Utilization of the least busy GPU. The mean of eight GPUs would hide one idle GPU."""
     network_bytes: int | None = None
-    """Bytes that the network cards have sent and received so far."""
     memory_total_bytes: int | None = None
     """Maximum memory that the agent and its ranks can use."""
     memory_available_bytes: int | None = None
@@ -49,7 +48,6 @@ class OwnMetrics:
     replica_bytes: int = 0
     """Total bytes that the node had sent to holders at the last set."""
     usage: NodeUsage = NodeUsage()
-    """Use of the node's devices at the last set."""
 
     def iteration(self, seconds: float, blocked_seconds: float) -> OwnMetrics:
         """Add one iteration, of which the snapshot blocked the rank for `blocked_seconds`."""

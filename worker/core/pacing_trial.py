@@ -19,7 +19,6 @@ from worker.core.averages import median_error
 
 # The sending of a snapshot may continue in the next iteration, which should have the same mode.
 RUN_STEPS = 4
-"""Number of consecutive steps in the same mode."""
 # Late snapshots are rare and cost whole steps. Eight paced iterations may by chance contain none.
 LEAST, LEAST_TO_PACE, ENOUGH = 8, 16, 32
 """Numbers of iterations per mode: to decide for unpaced, to decide for paced, and to end the trial in any case."""
@@ -27,7 +26,6 @@ LEAST, LEAST_TO_PACE, ENOUGH = 8, 16, 32
 MOST_LOST = 4
 """Maximum number of lost steps that the trial attributes to one snapshot."""
 BEYOND_DOUBT = 2.0
-"""Number of standard errors by which the modes must differ so that a trial ends before `ENOUGH` iterations."""
 WORTH_RATIO = 0.01
 """Fraction of the time per captured step that pacing must save. A smaller gain may be noise."""
 

@@ -95,9 +95,10 @@ class Missing:
         )
 
     def chunk_of(self, rank: Rank, chunk: int, *, is_share: bool) -> int:
-        """Return the chunk of the lost shard, maybe beyond its end, for a row of a survivor's share or chunk of its
-        shard.
+        """Return the chunk of the lost shard that a row of a survivor's share, or a chunk of its shard, helps to
+        rebuild.
         """
+        # The result may be beyond the end of the lost shard.
         holder = rank if is_share else self.stripe.holder_of(rank, chunk)
         return self.stripe.chunk_of(self.lost.rank, holder, chunk if is_share else self.stripe.row_of(chunk))
 
@@ -122,11 +123,9 @@ class ParityShare:
 
     contributors: frozenset[Rank]
     announced: frozenset[Contribution] = frozenset()
-    """The contributions that other ranks have announced for this share."""
     applied: frozenset[tuple[Rank, int]] = frozenset()
     """At most one pair (rank, bit mask of the rows that already contain a chunk of this rank) per contributor."""
     complete: frozenset[Rank] = frozenset()
-    """Ranks whose whole contribution is combined into this share."""
 
     def begin(self, contribution: Contribution) -> ParityShare:
         """Record an announced contribution. After an announcement with another digest, the share becomes empty."""
@@ -148,8 +147,9 @@ class ParityShare:
         return replace(self, applied=self.applied - {(rank, rows)} | {(rank, rows | 1 << row)})
 
     def finish(self, rank: Rank, rows: Iterable[int]) -> ParityShare:
-        """Record that `rank` has sent its last chunk; it is complete only if all `rows` that it reaches contain its
-        chunk.
+        """Record that `rank` has sent its last chunk.
+
+        It is complete if all `rows` that it reaches contain its chunk.
         """
         is_whole = all(self._rows(rank) >> row & 1 for row in rows)
         return replace(self, complete=self.complete | {rank}) if is_whole else self

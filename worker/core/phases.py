@@ -18,7 +18,6 @@ class PhaseClock:
     """Measures how long one rank stays in its phase, within one generation."""
 
     base: int
-    """The step from which the generation continues training."""
     phase: str = ""
     boundary: int = -2
     since: float = 0.0

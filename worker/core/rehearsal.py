@@ -21,7 +21,6 @@ from everstep.protocol.rounds import RankRound
 NO_STEP = Step(NONE)
 # Ranks of earlier releases answer no announcement, so that every announcement fails.
 MAX_ANNOUNCEMENTS = 3
-"""Maximum number of steps that the coordinator announces for one order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from worker.core.lead import Lead
 from worker.core.rehearsal import RehearsalAgreement
 
 NONE = Step(-1)
-"""Value of a step field that contains no step."""
 # Reports of up to 1,024 ranks share one message, and the text of a script's exception can have any length.
 REASON_BYTES = 500
 """Maximum length of the reason why a step is abandoned."""
@@ -130,11 +129,10 @@ class Shard:
         return replace(self, sealed=self.sealed - {step}, held=held)
 
     def abandon(self, step: Step, reason: str, *, late: bool = False) -> Shard:
-        """Record that the rank does not capture `step` (not the base), `late` if the proposal came too late; vote
-        ABANDON.
-        """
+        """Record that the rank does not capture `step`, and vote ABANDON. The base cannot be abandoned."""
         if step != self.proposed or self.vote is not Vote.NONE or step == self.base or step in self.sealed:
             return self
+        # `late` makes the coordinator propose earlier.
         return replace(self, capturing=NONE, vote=Vote.ABANDON, reason=_cut(reason), is_late=late)
 
     def acknowledge(self, peer: NodeId, step: Step) -> Shard:
@@ -240,7 +238,6 @@ class Coordinator:
     committed: Step = NONE
     proposed: Step = NONE
     newest: Step = NONE
-    """The highest step that was proposed in this generation."""
     ranks: tuple[RankRound, ...] = ()
     """The newest report of each rank that has reported, in order of rank."""
     lead: Lead = field(default_factory=Lead)
@@ -286,9 +283,7 @@ class Coordinator:
         return replace(self, distance=distance)
 
     def request_checkpoint(self, step: Step, *, ends_exports: bool = False) -> Coordinator:
-        """Request the upload of the next commit at or after `step`, with `ends_exports` even if an export needs to
-        end.
-        """
+        """Request the upload of the next commit at or after `step`. Agents may have to end an export for it."""
         # The current commit is not uploaded, because nodes may be about to reuse its slot. The announcement of
         # a later commit names the step to upload, so each node pins its slot in time.
         urgent = max(self.urgent, step) if ends_exports else self.urgent
@@ -307,9 +302,7 @@ class Coordinator:
         return replace(self, is_finished=True).advance() if self.final != NONE else self
 
     def halt(self) -> Coordinator:
-        """Record that agents kill the ranks after a requested stop, if any: the committed step becomes the final
-        state.
-        """
+        """Record that agents kill the ranks after a requested stop: the committed step becomes the final state."""
         return replace(self, is_finished=True, proposed=NONE).advance() if self._is_stopping else self
 
     @property
@@ -536,7 +529,6 @@ class Coordinator:
 
     @property
     def _is_full(self) -> bool:
-        """True if on some rank uploads, an export and the committed step use all slots."""
         unavailable = self.committed, NONE
         return any(
             len({*each.pinned_steps, each.held_step}.difference(unavailable)) >= self.slot_count - 1

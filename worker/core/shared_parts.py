@@ -19,7 +19,6 @@ from everstep.protocol.plan import GenerationPlan
 MAX_WINDOW = 4
 """Maximum number of parts that one helper transfers at a time, each over its own connection to S3."""
 MAX_LOAD_HELPERS = 3
-"""Maximum number of nodes that help with the load of one shard."""
 LATE_SECONDS = 10.0
 """Minimum seconds until a helper's part is late; at least twice the time of the owner's own slowest part."""
 
@@ -30,7 +29,6 @@ class Outstanding:
 
     helper: NodeId
     since: float
-    """Monotonic time of the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,25 +37,19 @@ class SharedParts:
 
     part_count: int
     window: int = 1
-    """Number of parts that one helper transfers at a time, from 1 to `MAX_WINDOW`."""
     claimed: int = 0
     """Highest number of a part that the owner has begun. The owner transfers all parts up to this number."""
     lowest: int
     """The lowest number of any part that was assigned to a helper; `part_count` + 1 before the first."""
     outstanding: Mapping[int, Outstanding] = field(default_factory=dict[int, Outstanding])
     finished: Mapping[int, NodeId] = field(default_factory=dict[int, NodeId])
-    """The helper that transferred each part, by part number."""
     missing: frozenset[int] = frozenset()
     """Parts that a helper has failed to transfer and the owner has not begun."""
     excluded: frozenset[NodeId] = frozenset()
-    """Helpers that receive no further parts."""
 
     @classmethod
     def begin(cls, part_count: int, helpers: Sequence[NodeId] = (), now: float = 0.0) -> SharedParts:
-        """Return the state before the owner's first part.
-
-        Each of `helpers`, ready to begin, has equally many first parts.
-        """
+        """Return the state before the owner's first part. Each helper already has equally many first parts."""
         # Without these first parts, the owner and the first helper to answer would transfer all parts of a
         # small object.
         share = min(MAX_WINDOW, part_count // (len(helpers) + 1))
@@ -74,9 +66,7 @@ class SharedParts:
         )
 
     def claim(self, number: int) -> tuple[SharedParts, bool]:
-        """Return the new state, and whether the owner (not a helper) must transfer part `number`, each once in order
-        from 1.
-        """
+        """Return the new state, and whether the owner must transfer part `number`; numbers begin at 1."""
         if number < self.lowest:
             return replace(self, claimed=number), True
         if number in self.missing:
@@ -111,9 +101,7 @@ class SharedParts:
         )
 
     def late(self, now: float, slowest_seconds: float) -> frozenset[NodeId]:
-        """Return the helpers whose oldest part is late at `now` (monotonic), given the owner's slowest part in
-        seconds.
-        """
+        """Return the helpers whose oldest part is late at `now`, given the owner's slowest part in seconds."""
         limit = max(LATE_SECONDS, 2 * slowest_seconds)
         return frozenset(part.helper for part in self.outstanding.values() if now - part.since > limit)
 

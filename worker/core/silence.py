@@ -23,14 +23,12 @@ class HolderSilence:
     """Measures how long one holder has been silent or failing, in seconds of any monotonic clock."""
 
     period_seconds: float
-    """Seconds between two of the owner's checks of the holder."""
     checked_at: float = -math.inf
     owed_since: float | None = None
     """Begin of the silence; None without. Time in which the owner was busy or did not run shifts it forward."""
     failing_since: float | None = None
     """Begin of a series of failed attempts, each with some progress; None without. Shifted as `owed_since`."""
     has_progressed: bool = False
-    """True if the holder has made progress since the last failed attempt."""
     has_failed: bool = False
     """True after one attempt failed with some progress. A second one begins a series."""
     returns_at: float = -math.inf

@@ -54,9 +54,7 @@ def being_written(slots: Sequence[SlotView], content: Content) -> int | None:
 
 
 def writable(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None:
-    """Return the slot to overwrite: empty, else unsealed, else the oldest; None if all are protected, pinned or
-    busy.
-    """
+    """Return the slot to overwrite: empty, else unsealed, else the oldest one; None if no slot may be overwritten."""
     free = [
         index
         for index, slot in enumerate(slots)
@@ -73,9 +71,7 @@ def writable(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None
 
 
 def kept(committed: Content | None, planned: Collection[Content], base: Content | None) -> frozenset[Content]:
-    """Return the contents of one shard to keep on this node: only the committed one, or before it `planned` and
-    `base`.
-    """
+    """Return the contents to keep on this node: the committed one, or before a commit `planned` and `base`."""
     if committed is not None:
         return frozenset({committed})
     return frozenset(planned) | (frozenset[Content]() if base is None else {base})

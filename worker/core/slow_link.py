@@ -38,7 +38,6 @@ class SlowLink:
     begun: tuple[int, float] = (0, 0.0)
     """(bytes sent, seconds of sending) of the transfer when the limit was last set or lifted."""
     retry_seconds: float = FIRST_LIMIT_SECONDS
-    """Duration of the current or last limit, in seconds of sending."""
     is_faster: bool = False
     """True if the last measurement without a limit showed a much higher rate than the one before it."""
 

@@ -49,7 +49,6 @@ class Strays:
     """Facts from which a node decides when to drop its strays, new for every generation."""
 
     placed: frozenset[Rank] = frozenset()
-    """Ranks whose shards or shares this node owns or holds. The slots of all other ranks are strays."""
     base: Step = NONE
     doubled: Mapping[tuple[Rank, Content], frozenset[Rank]] = field(default_factory=lambda: MappingProxyType({}))
     """By (rank, content of its shard that its own node keeps): that node's ranks whose base is on no other node."""
@@ -99,8 +98,9 @@ class Strays:
         return replace(self, committed=max(self.committed, committed), held=self.held | frozenset(held))
 
     def makes_way(self, rank: Rank, content: Content | None) -> bool:
-        """Return whether a slot of a stray may be dropped because a new slot lacks room; an empty slot has no
-        content.
+        """Return whether a slot of a stray may be dropped because a new slot lacks room.
+
+        Empty slots have no content.
         """
         if rank in self.placed or not self.is_loaded:
             return False

@@ -20,7 +20,6 @@ TRIES = 3
 """Number of transfers with the same number of streams before their rate is compared."""
 # One flow on AWS transfers these bytes in 0.1 s. Opening another stream takes a hundredth of this time.
 STREAM_BYTES = 64 * 1024 * 1024
-"""Bytes per stream of a fetch."""
 
 
 def chunk_digest(chunk_digests: bytes, index: int) -> bytes:
@@ -29,9 +28,7 @@ def chunk_digest(chunk_digests: bytes, index: int) -> bytes:
 
 
 def found_elsewhere(chunk_digests: bytes, wanted: Iterable[int], others: Sequence[bytes]) -> Iterator[tuple[int, int]]:
-    """Yield (chunk index, index into `others`) of chunks that other sealed slots, by chunk digests, contain
-    unchanged.
-    """
+    """Yield (chunk index, index into `others`) of wanted chunks that other sealed slots contain unchanged."""
     for index in wanted:
         digest = chunk_digest(chunk_digests, index)
         for number, other in enumerate(others):
@@ -74,7 +71,6 @@ class StreamCount:
     # A single TCP flow is slower than many networks (AWS: 5 Gbit/s outside a cluster placement group, 10 within).
     count: int = 1
     rate: float = 0.0
-    """Highest measured rate over `count` streams, in bytes per second."""
     tries: int = 0
     best_count: int = 1
     best_rate: float = 0.0

@@ -24,7 +24,6 @@ ARITY = 16
 """Maximum number of children of a node. A tree of 10,000 nodes then has four levels below the coordinator."""
 # A rank's report takes about 100 bytes plus its reason, far below `MAX_PEER_MESSAGE_BYTES` in total.
 RANKS_PER_MESSAGE = 1024
-"""Maximum number of ranks per `RoundReport`."""
 NO_TERM = 0
 
 
@@ -111,7 +110,6 @@ class TreeReports:
         )
 
     def _voted(self, members: frozenset[NodeId]) -> Step | None:
-        """Return the step on which all ranks of the nodes `members` have voted, or None."""
         if len(self.newest) < len(members):
             return None
         steps = {

@@ -44,7 +44,6 @@ class Division:
     objects: tuple[int, ...]
     """For each listed tensor, in order: the number of the object that contains the tensor, or `OWN`."""
     writes: frozenset[int]
-    """Numbers of the objects that this rank uploads for all ranks."""
 
 
 def divide(

@@ -9,7 +9,6 @@ from everstep.protocol.ids import Rank, Step
 
 # A part of 32 MiB that takes longer is sent at less than 0.6 MB/s.
 STALL_SECONDS = 60.0
-"""Seconds without progress after which an upload counts as stalled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,6 @@ class BaseLoading:
     def __post_init__(self) -> None:
         self._restored_from: dict[Rank, SourceKind] = {}
         self.loads = NodeLoads()
-        """This node's loads from S3, from which other nodes receive parts of shared objects."""
         self.is_loaded = asyncio.Event()
         """Set once this node has loaded its own shards, so that it can help other nodes."""
 
@@ -103,7 +102,6 @@ class BaseLoading:
         return tuple(self._restored_from[rank] for rank in self.here.ranks if rank in self._restored_from)
 
     async def _load_rank(self, rank: RankPlan, sources: Sequence[ShardSource] | None = None) -> None:
-        """Load the base of one rank from the first of `sources` (default: the plan's sources) that delivers it."""
         shard = self.shards[rank.rank]
         sources = rank.sources if sources is None else sources
         if not sources:
@@ -130,7 +128,6 @@ class BaseLoading:
         return slot.file
 
     async def _load_from_home(self, rank: Rank, sources: Sequence[ShardSource]) -> bool:
-        """Load an earlier rank's shard from its home. Return False if the caller must use the other sources."""
         home = home_of(self.plan, rank)
         if home is None or home == self.here.node_id:
             return False

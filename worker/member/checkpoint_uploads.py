@@ -44,18 +44,9 @@ log = logging.getLogger(__name__)
 class CheckpointUploads:
     """Uploads shards of one generation from this node to S3.
 
-    Args:
-        plan: plan of the running generation; never changes.
-        shards: shards of this node's ranks.
-        store: this node's slots, which are verified before an upload.
-        objects: the object store (S3).
-        contents: names the newest committed step. Only this step, or the base of the generation, may be uploaded.
-        faults: receives a fault for each failed upload. The next successful upload of the same shard removes it.
-        dial: opens a session, in which a holder helps with an upload, to another node of the generation.
-        agree: divides tensors of a local rank among the ranks that hold them (see `UploadDivision.agree`).
-        grant_if_due: called when a cancelled upload no longer reads its slot, so that the rank may get the slot.
-        on_change: called when an upload has ended or failed.
-        pause: waits for the given seconds, before another attempt and while other ranks write needed objects.
+    `contents` names the committed step; only it or the base may be uploaded. `faults` receives a fault for each failed
+    upload, until the shard is uploaded. `agree` divides the tensors of a rank (`UploadDivision.agree`). `grant_if_due`
+    is called when a cancelled upload no longer reads its slot. `pause` waits for the given seconds.
     """
 
     plan: GenerationPlan
@@ -73,7 +64,6 @@ class CheckpointUploads:
 
     def __post_init__(self) -> None:
         self.uploaded: list[UploadedShard] = []
-        """The newest finished uploads, for the node's reports (see `newest_uploads`)."""
         self._persist: Step = NONE
         # A job with a single rank shares no tensors between ranks, so it needs no digests of its tensors.
         max_offered = MAX_OFFERED if self.plan.world_size > 1 else 0
@@ -151,7 +141,6 @@ class CheckpointUploads:
         await self._background.close()
 
     def _upload_if_due(self, shard: OwnedShard) -> None:
-        """Upload the marked step in the background, unless `max_uploads` uploads of the shard run already."""
         step, is_kept = self._persist, self._persist in (self.contents.committed, self.plan.base_step)
         is_due = may_upload(step, begun=shard.uploaded, uploading=shard.pinned, max_uploads=self._max_uploads)
         slot = shard.slot(step) if is_due and is_kept else None
@@ -247,13 +236,11 @@ class CheckpointUploads:
         )
 
     async def _divide(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:
-        """Return which shared tensors of a step this rank writes. The ranks agree once per step."""
         if (rank, step) not in self._divisions:
             self._divisions[rank, step] = await self.agree(rank, step, items)
         return self._divisions[rank, step]
 
     async def _end_upload(self, shard: OwnedShard, step: Step) -> None:
-        """Cancel the upload of a step, because the final step needs its slot. Then grant the rank a free slot."""
         if (task := self._uploading.get((shard.rank, step))) is not None:
             await end(task)
         self._upload_if_due(shard)

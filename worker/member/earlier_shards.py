@@ -56,9 +56,7 @@ class EarlierShards:
         return EarlierLayout(world_size=self._relayout.world_size, here=here)
 
     async def fetch(self, rank: Rank, faults: ReportedFaults) -> FetchedShard | None:
-        """Return the answer to a rank's request for an earlier shard, or None after a fault that ends the
-        generation.
-        """
+        """Return the answer to a rank's request for an earlier shard; None after a fault, which ends the generation."""
         if self._relayout is None or not 0 <= rank < self._relayout.world_size:
             problem = f"the base of step {self._base_step} has no shard of an earlier rank {rank}"
             return FetchedShard(owner_rank=rank, path="", problem=problem)
@@ -72,7 +70,6 @@ class EarlierShards:
             return self._answers[rank]
 
     async def _load(self, rank: Rank) -> None:
-        """Load an earlier rank's shard once. The caller holds the shard's lock."""
         if rank not in self._answers:
             file = await self.loading.load_earlier(rank)
             self._answers[rank] = FetchedShard(owner_rank=rank, path=file.name, problem="")

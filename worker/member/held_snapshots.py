@@ -67,7 +67,6 @@ class HeldSnapshots:
 
     def __post_init__(self) -> None:
         self.hold_seconds = HOLD_SECONDS
-        """Seconds without a request after which the hold ends."""
         self._hold: _Hold | None = None
         self._ends: dict[str, str] = {}
         """Reason of each of the last `KEPT_ENDS` ends, also of holds released before their first request."""
@@ -155,7 +154,6 @@ class HeldSnapshots:
         return self._ends.get(hold_id, "the snapshot is no longer held")
 
     async def _describe(self, slots: Mapping[Rank, Slot], objects: dict[Rank, ShardObject]) -> str:
-        """Add the checkpoint object of each slot to `objects`. Return the reason of a failure, or ""."""
         try:
             for rank, slot in slots.items():
                 digests = await self.store.digests(slot)

@@ -24,8 +24,8 @@ class KeptContents:
             self._named.setdefault(named.owner_rank, set()).add(Content(named.origin_generation, named.step))
 
     def base(self, rank: Rank) -> Content | None:
-        """Return the content from which a rank, or a share's rank, is restored; None without one, and after a
-        relayout.
+        """Return the content from which a rank, or a share's rank, is restored; None after a relayout or without a
+        base.
         """
         rank = holder_of(rank)
         sources = self._plan.ranks[rank].sources if rank < self._plan.world_size else ()

@@ -28,7 +28,6 @@ class Measurements:
 
     def __post_init__(self) -> None:
         self.newest: dict[str, float] = {}
-        """The newest measurements of this node, by name."""
         self._own_metrics = OwnMetrics()
         self._passed: tuple[Step, float] = (NONE, 0.0)
         """The newest proposed step that the first rank passed, with its monotonic time; (NONE, 0.0) once replicated."""

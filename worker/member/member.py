@@ -77,7 +77,6 @@ class LocalNode:
     listener: PeerListener
     objects: ObjectStore
     now: Callable[[], float]
-    """Returns Unix time."""
     outbox: MetricOutbox
     archives: SourceArchives
     full_disks: FullDisks
@@ -96,7 +95,7 @@ class Member:
     """One generation on one node. The agent calls `open`, then `base.load`; `adopt` instead if ranks run already."""
 
     def __init__(self, node: LocalNode, plan: GenerationPlan, key: bytes, *, on_change: Callable[[], None]) -> None:
-        """Create the objects that run the generation; `on_change` is called after changes to report at once."""
+        """Create the parts of the generation; `open` or `adopt` starts them."""
         self.plan = plan
         self.here = plan.node(node.node_id)
         self.shards: dict[Rank, OwnedShard] = {}
@@ -112,7 +111,6 @@ class Member:
             has_third_slot=plan.checkpoint.third_slot, max_uploads=plan.checkpoint.max_uploads
         )
         self._reported: tuple[object, ...] = ()
-        """The facts in the last immediate report (see `_report_visible`)."""
         self._tasks: set[asyncio.Task[None]] = set()
         node.store.memory_nodes = memory_nodes(self.here.ranks, node.gpu_nodes)
         node.store.place(Strays.of(plan, node.node_id))
@@ -361,17 +359,14 @@ class Member:
                 await self.division.serve(session)
 
     def _keep_distance(self, distance: int) -> None:
-        """Pass the distance between two snapshots to the coordinator, if it runs here. All ranks iterate together."""
         if self.server is not None:
             self.server.keep_distance(distance)
 
     def _keep_pacing(self, pacing: Pacing) -> None:
-        """Pass the pacing mode to the coordinator, if it runs here."""
         if self.server is not None:
             self.server.keep_pacing(pacing)
 
     def _hear(self, announcement: Announcement) -> None:
-        """Apply an announcement of the coordinator to this node."""
         self.contents.committed = max(self.contents.committed, announcement.committed)
         self._node.store.strays = self._node.store.strays.announced(announcement.committed, announcement.held)
         self._node.store.drop_strays()
@@ -383,7 +378,6 @@ class Member:
         self._report_visible()
 
     def _is_loading_earlier(self) -> bool:
-        """Return whether a rank of this node still loads shards of another number of ranks."""
         # The ranks' pages show this even after a restart of the agent.
         if self.contents.is_loading_earlier and all(
             shard.page.rank().boundary >= self.plan.base_step for shard in self.shards.values()

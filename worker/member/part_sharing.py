@@ -41,14 +41,12 @@ class PartSharing:
         self._tasks: dict[NodeId, asyncio.Task[None]] = {}
         self._is_closed = False
         self._check: Callable[[], None] = lambda: None
-        """Raises an error if the transfer was cancelled."""
         self._changed = threading.Condition()
         """Guards the state and all attributes that the transfer's threads and the event loop share."""
         self._state = state
         self._claimed_at: dict[int, float] = {}
         """Monotonic time at which the owner claimed each unfinished part, by part number."""
         self._own_seconds = 0.0
-        """Longest time that the owner needed for one finished part."""
 
     def claim(self, number: int) -> bool:
         """Return whether this node must transfer part `number`; if not, a helper does."""
@@ -98,7 +96,6 @@ class PartSharing:
                 self._tasks[peer] = asyncio.create_task(self._run(peer), name=f"{self._name} with {peer}")
 
     async def _run(self, peer: NodeId) -> None:
-        """Request parts of the transfer from one helper, until no part is left or the helper fails."""
         raise NotImplementedError
 
 
@@ -119,9 +116,9 @@ async def deliver(streams: Streams, line: socket.socket, receiver: Receiver) -> 
 
 
 async def silent(session: Session) -> None:
-    """Wait until the owner's connection ends, while this helper is not ready yet (PeerLost).
+    """Wait until the owner disconnects.
 
-    Raises MalformedMessage if the owner sent a message, although it must wait for `ReadyToLoad`.
+    Raises MalformedMessage: the owner must wait for `ReadyToLoad` before it sends.
     """
     message = await session.receive()
     raise MalformedMessage(f"{type(message).__name__} received before this node was ready to help")

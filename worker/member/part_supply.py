@@ -93,7 +93,6 @@ class PartSupply:
         return others[0]
 
     async def _hear(self, session: Session) -> Message:
-        """Begin to read each requested part. Return the other node's first message of another type."""
         while isinstance(wanted := await session.receive(), ShardWanted):
             is_valid = wanted.transfer == self.transfer and len(wanted.chunks) == 1
             if not is_valid or not are_within(wanted.chunks, chunk_count(self.parts.payload_bytes)):

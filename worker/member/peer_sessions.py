@@ -26,7 +26,6 @@ class PeerSessions:
         *,
         identity: PeerIdentity | None = None,
     ) -> None:
-        """Create the object. `key` is the generation's secret; `identity` is used if the plan requires TLS."""
         assert identity is not None or not plan.encrypts_peers, "a plan with TLS needs an identity"
         self.credentials = PeerCredentials(
             plan.job,

@@ -67,18 +67,10 @@ class RankLines:
     """Connects the ranks of one generation with their agent. Implements `RankEvents`.
 
     Args:
-        plan: plan of the running generation; never changes.
-        shards: shards of this node's ranks.
-        store: this node's slots.
-        keep: returns which steps of a shard this node must not overwrite.
         on_change: called after a change that the agent reports to the control plane immediately.
         on_round_change: called after a change that the agent reports to the coordinator.
-        traffic: decides when snapshots are sent.
         outbox: receives the values that rank 0 logs, and the measurements of its node.
-        slot_count: maximum number of slots per shard on this node.
         now: returns Unix time in seconds.
-        usage: returns the use of the node's devices.
-        sent_bytes: returns the bytes sent to holders of this node's shards so far.
         on_snapshot: called for every snapshot with the seconds from the end of its step to the end of its capture.
         earlier_layout: returns the base's layout if another number of ranks captured it; otherwise None.
         fetch_earlier: loads a shard of such a launch; None if the number of ranks is unchanged.
@@ -109,13 +101,11 @@ class RankLines:
             self.plan.run, self.plan.generation, self.outbox, now=self.now, usage=self.usage, sent_bytes=self.sent_bytes
         )
         self.newest_values = NewestValues(self.plan.world_size)
-        """The newest logged values of this node's ranks except rank 0."""
         self.rehearsed: dict[Rank, Rehearsed] = {}
         """The newest rehearsal of each rank. Ranks report it again to a restarted agent."""
         self.kept_options: dict[Rank, tuple[KeptOption, ...]] = {}
         """The options of each rank's script that the restored step replaced. Ranks repeat them to a restarted agent."""
         self.background = Background()
-        """Tasks that create slots, and that digest captured steps."""
         self.slots = RankSlots(
             self.plan,
             self.shards,
@@ -259,7 +249,6 @@ class RankLines:
                 log.warning("rank %d sent an unexpected %s message", rank, type(message).__name__)
 
     async def _send_earlier(self, fetch: FetchEarlier, rank: Rank, owner: Rank) -> None:
-        """Load an earlier shard and send its slot to `rank`. After a failure, a fault ends the generation."""
         fetched = await fetch(owner, self.faults)
         if fetched is not None:
             self._send(rank, fetched)

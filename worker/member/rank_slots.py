@@ -60,7 +60,7 @@ NO_LAYOUT = "the rank's slots are not ready yet"
 class RankSlots:
     """Creates, grants and seals the slots of this node's ranks in one generation.
 
-    `on_snapshot` is called for every snapshot with the seconds from the end of its step to the end of its capture.
+    `on_snapshot` receives the seconds from the end of a step to the end of its capture.
     """
 
     plan: GenerationPlan
@@ -79,13 +79,11 @@ class RankSlots:
         """Bytes that each rank last requested, or after a refusal the last capacity that was granted."""
         self._layouts: dict[Rank, tuple[bytes, int]] = {}
         self._refused: dict[Rank, str] = {}
-        """Reason why a rank's last slot request was permanently refused."""
         self._unmet: dict[Rank, SlotsRequest] = {}
         """Requests for which this node lacks memory at the moment, repeated at each proposed step."""
         self._unprepared: dict[Rank, Step] = {}
         """By rank: the last step that was proposed before the rank's slots were ready, as happens after every start."""
         self._sealing: dict[Rank, Step] = {}
-        """By rank: the captured step whose slot is being digested."""
         self._granting: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def request(self, shard: OwnedShard, request: SlotsRequest) -> None:
@@ -159,7 +157,6 @@ class RankSlots:
             await self._grant(shard)
 
     def _needed_bytes(self, capacities: Mapping[Rank, int]) -> int:
-        """Return the bytes that this node needs for its own slots, and as much for copies or shares of others."""
         plans = {rank: self.plan.ranks[rank] for rank in capacities}
         striped = [(Stripe(plan.stripe), capacities[rank]) for rank, plan in plans.items() if plan.stripe]
         shards = [capacities[rank] + HEADER_BYTES for rank, plan in plans.items() if not plan.stripe]
@@ -169,7 +166,6 @@ class RankSlots:
         ) + slot_bytes_per_node(copies=copies, shard_bytes=shards, slot_count=self.slot_count)
 
     def _figures(self, rank: Rank, capacities: Mapping[Rank, int], request: SlotsRequest, error: NoRoom) -> str:
-        """Return the fault message with the required and the available memory."""
         # Assume that a rank without a request needs as much as the refused request.
         each = {**dict.fromkeys(self.shards, request.capacity_bytes), **capacities}
         needed = self._needed_bytes(each)
@@ -357,6 +353,6 @@ def _is_of_another_file(captured: Captured, slot: Slot) -> bool:
 
 
 def _may_stand(chunk_digests: bytes, digests: ChunkDigests) -> bool:
-    """Return whether the rank's chunk digests cover all chunks, and the agent has computed none."""
+    """Return whether the rank's chunk digests cover all chunks and the agent has computed none itself."""
     # Holders detect wrong digests on arrival, and this node before a restore.
     return len(chunk_digests) == DIGEST_BYTES * digests.chunk_count and not digests.due_count

@@ -75,7 +75,6 @@ class HelpedLoad(PartSharing):
         self._news: dict[NodeId, asyncio.Event] = {peer: asyncio.Event() for peer in peers}
         """By helper: set on the event loop when a chunk of it has arrived."""
         self._landed: set[int] = set()
-        """Chunks that helpers have sent and that match their digests."""
 
     def begin(self, check: Callable[[], None]) -> None:
         """Ask other nodes to read parts of the shard from S3."""
@@ -215,7 +214,6 @@ class LoadHelper:
         }
         """The S3 object of each shard of the base, by rank and payload digest."""
         self._room = asyncio.Semaphore(MAX_HELPED_PARTS)
-        """Limits the number of parts in memory, for all sessions together."""
         expected = frozenset(rank for rank in ranks if is_read_first(plan, rank))
         self._shared = ObjectSupply(
             NodeLoads() if loads is None else loads, self._room, expected=expected, is_loaded=is_loaded
@@ -223,7 +221,7 @@ class LoadHelper:
         self._serving: dict[tuple[NodeId, Rank], asyncio.Task[None]] = {}
 
     async def serve(self, session: Session, streams: Streams) -> None:
-        """Read the requested parts of a shard from S3, and send them to its owner's agent until PeerLost.
+        """Read the requested parts of a shard from S3, and send them to its owner's agent until it disconnects.
 
         Raises MalformedMessage for an unexpected message, a damaged header, or too many requests.
         """

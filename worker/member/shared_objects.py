@@ -59,14 +59,12 @@ class SharedReads:
     def __post_init__(self) -> None:
         self._parts = sorted(self.load.objects.values(), key=lambda each: each.place.key)
         self._absent_count = sum(each.count for each in self._parts)
-        """Number of shared parts that the slot does not contain yet."""
         self._division: dict[NodeId, dict[ObjectParts, list[int]]] = {}
         """The missing parts that each node reads: by node and object, the parts' numbers in ascending order."""
         self._changed = Signal()
         """Notified when a part arrives, and when parts are assigned to other nodes."""
         self._tasks: list[asyncio.Task[None]] = []
         self._begun = 0.0
-        """Monotonic time at which `read` began."""
         self._divide(self.readers)
 
     def _divide(self, readers: ObjectReaders) -> None:
@@ -80,7 +78,6 @@ class SharedReads:
         self._changed.notify()
 
     def _absent(self, reader: NodeId) -> list[tuple[ObjectParts, int]]:
-        """Return the parts that the node `reader` reads and that this node's slot still lacks."""
         division = self._division.get(reader, {}).items()
         return [(each, number) for each, numbers in division for number in numbers if number not in each.present]
 
@@ -214,14 +211,14 @@ class ObjectSupply:
     def __init__(
         self, loads: NodeLoads, room: asyncio.Semaphore, *, expected: Collection[Rank], is_loaded: asyncio.Event
     ) -> None:
-        """Create the supply. `room` limits the parts in memory; `expected` are this node's ranks that load from S3."""
+        """Create the supply. `room` limits the parts in memory. `expected` are this node's ranks that load from S3."""
         self._loads = loads
         self._room = room
         self._expected = frozenset(expected)
         self._is_loaded = is_loaded
 
     async def serve(self, session: Session, streams: Streams, wanted: LoadObject) -> None:
-        """Send the parts that another node requests, `wanted` first, until PeerLost or MalformedMessage is raised."""
+        """Send the parts that another node requests until it disconnects. Raises MalformedMessage."""
         while True:
             place = wanted.object
             if not self._is_known(place):

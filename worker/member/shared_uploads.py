@@ -53,7 +53,7 @@ class HelpedUpload(PartSharing):
         *,
         on_stored: OnStored,
     ) -> None:
-        """Create the object. `peers` hold the slot; `on_stored` receives the bytes of each part that they stored."""
+        """Create the object. `on_stored` receives the bytes of each part that one of `peers` has stored."""
         super().__init__(SharedParts.begin(0), peers, "upload")
         self._header = header
         self._dial = dial
@@ -202,10 +202,7 @@ class UploadHelper:
                 task.cancel()
 
     async def serve(self, session: Session) -> None:
-        """Upload the parts of a shard that its owner requests to S3, until the owner's connection ends (PeerLost).
-
-        Raises MalformedMessage for too many requests, another message, or a request for another upload.
-        """
+        """Upload the requested parts of a shard to S3 until the owner disconnects. Raises MalformedMessage."""
         task = asyncio.current_task()
         assert task is not None
         first: UploadPart | None = None

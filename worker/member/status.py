@@ -40,7 +40,6 @@ class MemberStatus:
     ) -> None:
         """Create the object at the start of a generation. `stalls` returns a fault for each stalled upload."""
         self.clocks = {rank: PhaseClock(plan.base_step) for rank in here.ranks}
-        """Measure how long each rank has made no progress in its phase."""
         self._plan = plan
         self._here = here
         self._shards = shards

@@ -58,9 +58,7 @@ class Traffic:
         self.budget = Budget(self.max_slowdown)
         self._speaker = min(self.ranks)
         self._pacing = Pacing.AT_ONCE
-        """The pacing mode in the coordinator's last announcement."""
         self._asked = Pacing.AT_ONCE
-        """The pacing mode that this node last recommended to the coordinator."""
         self._trials = _untried()
         self._profile: IdleSpans | None = None
         self._planned: SpanPacer | None = None
@@ -213,7 +211,6 @@ class Traffic:
             self.on_pacing(wanted)
 
     def _pace(self, step: Step) -> None:
-        """Choose whether the snapshot of `step` is sent at once or in idle network time."""
         self._was_paced, self._is_paced = self._is_paced, None if self._planned is None else self._waits(step)
         if self._planned is not None:
             self.pacer.hold(self._planned if self._is_paced else UNPACED)
@@ -224,8 +221,6 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class _Try:
-    """The measurement of one iteration for the pacing trial."""
-
     seconds: float
     is_paced: bool
     lost_count: int = 0

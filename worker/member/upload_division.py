@@ -30,15 +30,12 @@ log = logging.getLogger(__name__)
 GATHER_SECONDS = 10.0
 """Maximum seconds from the first offer for a step until its tensors are divided. A later rank uploads all tensors."""
 KEPT_STEPS: Final = 4
-"""Number of the newest steps whose divisions the coordinator's agent remembers."""
 
 Items = tuple[Item, ...]
 
 
 @dataclass(slots=True)
 class _Gathering:
-    """The ranks' offers for one step."""
-
     offers: dict[Rank, Items] | None = field(default_factory=dict[Rank, Items])
     """None once the tensors are divided, because many lists occupy several hundred megabytes."""
     hashes: dict[Rank, int] = field(default_factory=dict[Rank, int])
@@ -84,10 +81,7 @@ class UploadDivision:
             return None
 
     async def serve(self, session: Session) -> None:
-        """Receive one rank's offer from another node, and answer which tensors the rank writes to S3.
-
-        Raises MalformedMessage without a valid `OfferTensors` of a rank of that node, and PeerLost.
-        """
+        """Receive another node's offer, and answer which tensors its rank writes to S3. Raises MalformedMessage."""
         offer = await session.receive()
         if not isinstance(offer, OfferTensors) or offer.owner_rank not in self.plan.node(session.peer).ranks:
             raise MalformedMessage(f"{type(offer).__name__} received, expected the offer of a rank of {session.peer}")

@@ -22,7 +22,6 @@ from worker.node.rank_user import RankUser
 log = logging.getLogger(__name__)
 
 MAX_EXTENSIONS: Final = 1000
-"""Largest number of folders of compiled extensions in which locks are removed."""
 OWN_FILE_SYSTEMS: Final = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
 """File systems that only one machine can mount, so that /proc shows every process that has a lock file open."""
 

@@ -38,7 +38,6 @@ MAX_AT_ONCE: Final = 4
 MAX_KEPT: Final = 8
 """Number of finished commands whose results are kept for repeated requests."""
 END_SECONDS: Final = 5.0
-"""Maximum seconds to wait until a killed command has ended."""
 _ENDED: Final = "the generation ended"
 _READ_BYTES: Final = 64 * 1024
 

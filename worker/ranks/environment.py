@@ -85,7 +85,6 @@ class Packages:
     path: str = ""
     """Folder from which ranks import first. Empty if the job needs no further packages."""
     modules: tuple[str, ...] = ()
-    """Names of the modules in the folder `path`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +145,6 @@ def with_packages(environment: Mapping[str, str], packages: str) -> dict[str, st
 
 
 def _default_extensions(environment: Mapping[str, str]) -> str:
-    """Return torch's default folder of compiled extensions, or an empty string if HOME is not set."""
     cache = environment.get("XDG_CACHE_HOME") or (
         os.path.join(environment["HOME"], ".cache") if environment.get("HOME") else ""
     )

@@ -73,7 +73,6 @@ class RankLine:
         self._socket = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
         self._unsent = bytearray()
         self._waiting: deque[tuple[bytes, tuple[str, ...]]] = deque()
-        """Frames that follow the unsent bytes, each with the names of its files."""
         self._waiting_bytes = 0
 
     def send(self, message: Message) -> None:
@@ -125,10 +124,7 @@ class RankServer:
         hello_seconds: float = HELLO_SECONDS,
         pace: Callable[[], Pace] = lambda: Pace(BURST_SECONDS),
     ) -> None:
-        """Create the server.
-
-        Besides the agent's own user, only `user` may connect. `pace` limits each rank's messages.
-        """
+        """Create the server. Only the agent's own user and `user` may connect. `pace` limits each rank's messages."""
         self.path = path
         self._files = files
         self.user = user
@@ -140,7 +136,6 @@ class RankServer:
         self._accepting: asyncio.Task[None] | None = None
         self._lines: dict[asyncio.Task[None], socket.socket] = {}
         self._unproven: dict[asyncio.Task[None], None] = {}
-        """Connections without a `RankHello`, oldest first."""
         self._ranks: dict[Rank, asyncio.Task[None]] = {}
         self._paces: dict[Rank, Pace] = {}
         """The pace of each rank's messages, over all its connections of one generation."""

@@ -227,7 +227,6 @@ class Supervisor:
         self._user = user
         self._modules = modules if is_warm and can_preload(modules) else ()
         self.gone_seconds = gone_seconds
-        """Set by the agent from the control plane's timeouts."""
         self._cgroup = (
             f"everstep-{os.getuid()}-{xxhash.xxh3_64_hexdigest(os.fsencode(self._state))}" if cgroup is None else cgroup
         )
@@ -242,7 +241,6 @@ class Supervisor:
         self._disk = RankRecords(self._state)
         self._records: dict[RankKey, RankRecord] = {}
         self._asked: dict[RankKey, StartRank] = {}
-        """Start requests that the shim has not answered yet."""
         self._killed: dict[RankKey, MemoryEnd] = {}
         self._rank_memory: dict[RankKey, ProcessMemory] = {}
         """The newest memory sample of each rank, which remains after the rank's end."""
@@ -251,7 +249,6 @@ class Supervisor:
         """Process whose cgroup limits the ranks' memory: the shim if a launcher starts it, otherwise this process."""
         self._remains_count = 0
         self._answer_count = 0
-        """Number of `Ranks` messages that the shim has sent."""
         self._writer: asyncio.StreamWriter | None = None
         self.shim_pid: int | None = None
         """The shim's pid while the shim is a child of this process; otherwise None."""
@@ -337,10 +334,7 @@ class Supervisor:
         self._send(start)
 
     def fail_rank(self, plan: GenerationPlan, rank: Rank, reason: str) -> None:
-        """Record that a rank could not be started, as its exit, unless its start was requested.
-
-        `reason` is for the user.
-        """
+        """Record that a rank could not be started, as its exit, unless its start was requested."""
         key = (plan.run, plan.generation, rank)
         if key not in self._records and key not in self._asked:
             files = RankFiles(self._state, plan.run, plan.generation, rank)
@@ -429,7 +423,6 @@ class Supervisor:
             await asyncio.to_thread(clear_own_memory, self._socket.parent)
 
     async def _until_empty(self, run: RunId | None) -> None:
-        """Kill the processes in the cgroups of ended ranks until the cgroups are empty."""
         for path in self._cgroups_of(run):
             while cgroups.pids(path):
                 cgroups.kill(path)
@@ -464,7 +457,6 @@ class Supervisor:
             await self.changed.wait(version)
 
     def _send(self, message: Message) -> None:
-        """Send a message to the shim, or drop it if no shim runs."""
         if self._writer is not None:
             self._writer.write(codec.frame(message))
 
@@ -596,7 +588,6 @@ class Supervisor:
             self.changed.notify()
 
     async def _connect_again(self) -> asyncio.StreamReader:
-        """Start a new shim and connect to it. Retry until the connection succeeds."""
         logged_error = ""
         while True:
             try:
@@ -741,7 +732,6 @@ class Supervisor:
         }
 
     async def _sample_memory(self) -> None:
-        """Sample the memory every second, because that of a rank cannot be read after its end."""
         paths = self._memory_paths
         while True:
             # Skip a sample that fails, for example for lack of file descriptors. The next sample may succeed.

@@ -36,7 +36,6 @@ class Contributions:
     def __init__(self, shares: Shares) -> None:
         self.shares = shares
         self._connected: set[Rank] = set()
-        """Ranks with an open session to this node."""
         self._refused: set[Rank] = set()
         """Ranks that are not awaited, because their shard is too large or this node lacks memory for the share."""
         self._progress: dict[Rank, int] = {}

@@ -157,7 +157,6 @@ class RoundServer:
             self._final_timer.cancel()
 
     def _with_due_checkpoint(self) -> Coordinator:
-        """Request the upload of the next commit if a checkpoint is due by time."""
         core = self.core
         # The check needs no timer: only a commit can become a checkpoint, and commits result from reports.
         if core.wanted > core.persist or not self.schedule.is_due(self.clock()):

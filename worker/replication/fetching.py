@@ -34,7 +34,6 @@ from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
 NextMessage = Callable[[], Awaitable[ShardDigests | EndShard]]
-"""Waits for the holder's next message about an announced shard, and returns it."""
 FETCH_RETRY_SECONDS = 0.1
 # Without the reports, the holder would count as silent while a slow link transfers one chunk.
 LOOKS_PER_SILENCE = 4
@@ -58,15 +57,12 @@ async def fetch_shard(
 
     Args:
         dialler: opens connections to the holder. A failed attempt is repeated: the holder may lack this plan yet.
-        rank: the rank that owns the shard.
         source: origin generation, step and digest from the plan.
-        store: this node's slots.
         keep: contents of this shard that the fetch must not overwrite.
         slot_count: maximum slots of this shard on this node.
         answer_seconds: maximum time for repeated attempts to connect.
         silence_seconds: time without any data after which the connection counts as broken.
         arrived: receives progress, see `receive_shard`.
-        stream_limit: maximum number of streams.
 
     Raises:
         ShardRejected: the holder lacks the shard, or the received data does not match the digest.

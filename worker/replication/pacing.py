@@ -144,7 +144,6 @@ class SpanPacer:
         self._free_at = 0.0
         self._turn = asyncio.Lock()
         self._lock = threading.Lock()
-        """Protects `_free_at`, which threads also change."""
         self._changed = Signal()
 
     def boundary(self, at_seconds: float) -> None:
@@ -183,7 +182,6 @@ class SpanPacer:
             return wait
 
     def _opening(self, cost: float, asked_at: float) -> float:
-        """Return the time at which a piece may be sent, after at most `PATIENCE_ITERATIONS` iterations."""
         earliest = max(self._free_at, asked_at - self._lateness_seconds)
         begun = self._boundary_at
         if begun is None:
@@ -202,9 +200,7 @@ class NodePacer:
         self._rates: deque[float] = deque(maxlen=KEPT_TRANSFERS)
         """Rates of the node's link in bytes per second, one per busy period."""
         self._sizes: deque[int] = deque(maxlen=KEPT_TRANSFERS)
-        """Sizes of the newest transfers, in bytes."""
         self._sent_bytes = 0
-        """Bytes sent by finished transfers."""
         self._under_way: set[Transfer] = set()
         self._measured: set[Transfer] = set()
         """Running transfers that were sent without pacing and that the holder has verified completely."""

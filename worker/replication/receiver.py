@@ -77,10 +77,8 @@ class ReplicaReceiver:
     """Accepts the sessions in which other nodes send replicas to this node or fetch shards from it.
 
     Args:
-        store: this node's slots.
         held_ranks: owners of the shards that the plan places on this node. Replica sessions of others are rejected.
         keep: returns the contents to keep of a shard, given the newest committed step that its owner has reported.
-        slot_count: maximum number of slots per shard on this node.
         take_lines: stores log lines that an owner's ranks have printed; None discards them.
         shares: the shares of this node, which accept contributions of other ranks; None without parity.
         load_earlier: after a relayout, loads a requested earlier shard that no slot contains; otherwise None.
@@ -109,10 +107,7 @@ class ReplicaReceiver:
         return tuple(self._open.values())
 
     async def stream(self, session: TcpSession) -> None:
-        """Serve a stream of the session that it names.
-
-        Raises MalformedMessage without this session, or if it is full.
-        """
+        """Serve a stream. Raises MalformedMessage if its session is not open, or has `MAX_STREAMS` streams."""
         owner = self._open.get(session.opened.session)
         if owner is None or owner.peer != session.peer or len(owner.streams.lines) >= MAX_STREAMS:
             raise MalformedMessage("a stream names a session that is not open")
@@ -133,7 +128,7 @@ class ReplicaReceiver:
             owner.streams.drop(line)
 
     async def replica(self, session: Session) -> None:
-        """Receive replicas of one owner's shard, or parts of it for a share, until the connection ends (PeerLost).
+        """Receive replicas of one owner's shard, or parts of it for a share, until the owner disconnects.
 
         Raises MalformedMessage if this node does not hold the shard, or the owner sent an unexpected message.
         """
@@ -302,9 +297,7 @@ class ReplicaReceiver:
             )
 
     async def fetch(self, session: Session) -> None:
-        """Send the shards that another node requests, until the connection ends (PeerLost) or a MalformedMessage
-        arrives.
-        """
+        """Send the shards that another node requests until it disconnects. Raises MalformedMessage and PeerLost."""
         await self._serve(session, None, lambda owner: self._give(session, owner))
 
     async def supply(self, session: Session, work: Callable[[Streams], Coroutine[object, object, None]]) -> None:
@@ -347,7 +340,6 @@ class ReplicaReceiver:
                 await session.send(ShardRefused(transfer=number, reason="this node does not hold the shard"))
 
     async def _preparing(self, session: Session, work: Coroutine[object, object, None]) -> None:
-        """Run `work`, and send progress messages meanwhile so that the other node waits."""
         task = asyncio.create_task(work)
         try:
             while not task.done():

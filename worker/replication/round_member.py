@@ -138,7 +138,7 @@ class RoundMember:
             failures += 1
 
     async def serve(self, session: Session) -> None:
-        """Serve the session of a child node until the connection ends (PeerLost).
+        """Serve the session of a child node until it disconnects.
 
         Raises MalformedMessage if the child reports for a node not below it, or ranks of another node.
         """

@@ -56,7 +56,6 @@ MEASURED_TRANSFER_BYTES = 64 * 1024 * 1024
 PREPARING_SECONDS = 0.1
 """Seconds between two progress messages. The interval must be far below the holder deadline."""
 LOOKS_PER_DEADLINE = 10
-"""Number of checks of a holder's silence within the holder deadline."""
 
 
 Answer = ShardWanted | ShardSealed | ShardRefused
@@ -91,10 +90,8 @@ class ReplicaSender:
         self._paused_count = 0
         """Streams that are being opened or wait for the pacer. Meanwhile, the holder does not count as silent."""
         self._is_verifying = False
-        """True while this node digests its own slot before or after a transfer."""
         self._transfer = 0
         self.queue: ChunkQueue | None = None
-        """Queue of the running transfer's chunks; None between transfers."""
         self._best_rate = FLOW_BYTES_PER_SECOND
         self.link = SlowLink()
         self.line = BrokenLine()
@@ -159,7 +156,6 @@ class ReplicaSender:
                     raise MalformedMessage(f"the holder sent an unexpected {type(message).__name__} message")
 
     async def _feed(self, session: Session, answers: asyncio.Queue[Answer]) -> None:
-        """Send the steps that the holder lacks, one after another, until the connection breaks."""
         shard = self.shard
         reserved: tuple[int, bytes] | None = None
         while True:
@@ -273,7 +269,6 @@ class ReplicaSender:
         return outcome
 
     async def _is_damaged_here(self, slot: Slot) -> bool:
-        """Return whether this node's own slot is damaged, which is then emptied."""
         self._is_verifying = True
         try:
             return await self.store.verify(slot) is False
@@ -281,7 +276,6 @@ class ReplicaSender:
             self._is_verifying = False
 
     async def _dropped(self, step: Step, digests: ChunkDigests) -> None:
-        """Wait until the rank has given up the capture of `step`."""
         while self.shard.core.capturing == step or digests.is_decided:
             await self.shard.changed.wait(self.shard.changed.version)
 

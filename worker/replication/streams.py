@@ -77,7 +77,6 @@ class Streams:
         self._receive_seconds = receive_seconds
         self._limit: float | None = None
         self._working: dict[socket.socket, asyncio.Future[None]] = {}
-        """By stream: the future of the work that its thread now runs."""
         self._threads: dict[socket.socket, queue.SimpleQueue[Callable[[], None] | None]] = {}
 
     def add(self, line: socket.socket) -> None:
@@ -230,9 +229,7 @@ class ChunkQueue:
         self._open_count = 0
         """Number of requested chunks that the kernel has not accepted completely."""
         self._working_count = 0
-        """Number of streams that are sending a chunk."""
         self._held_count = 0
-        """Number of streams that have a chunk and wait for the pacer."""
         self._busy_since: LinkUse | None = None
         """Use of the link when this transfer last began to have data to send; None while it has none."""
         self._busy_seconds = 0.0
@@ -261,7 +258,6 @@ class ChunkQueue:
             )
 
     def _turn(self) -> None:
-        """Start or stop the count of this transfer's sending time."""
         is_held = 0 < self._held_count == self._working_count
         is_busy = self._open_count > 0 and not is_held and not self.cancelled.is_set()
         if is_busy and self._busy_since is None:
@@ -652,10 +648,7 @@ class Receiver:
         """Set on the loop and read by threads; a closed transfer accepts no chunk."""
 
     def receive(self, line: socket.socket) -> None:
-        """Receive chunks from a blocking socket to its end.
-
-        Raises MalformedMessage, and OSError for a lost connection.
-        """
+        """Receive chunks from a blocking socket until it ends. Raises MalformedMessage, and OSError for a lost one."""
         header = bytearray(CHUNK_HEADER.size)
         while _receive_all(line, memoryview(header)):
             transfer, index, size = CHUNK_HEADER.unpack(header)

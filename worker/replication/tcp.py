@@ -68,7 +68,6 @@ class TcpSession:
         self._sending = asyncio.Lock()
         self._is_closed = False
         self._sent_count = 0
-        """Number of messages with a digest that this side has sent."""
         self._received_count = 0
         self._inbox = bytearray()
         """Received bytes of messages that `receive` has not returned yet."""
@@ -77,7 +76,6 @@ class TcpSession:
         """Read buffer that may hold several messages; None during the handshake."""
         self._limit = MAX_HANDSHAKE_BYTES
         self._missing = 0
-        """Bytes that the awaited message still lacks."""
         self._arrival: asyncio.Future[None] | None = None
         """Completes when bytes arrive; None while no caller waits."""
         self._is_watched = False
@@ -93,9 +91,9 @@ class TcpSession:
         return self.line.peer_names() if isinstance(self.line, TlsSocket) else None
 
     async def encrypt(self, context: ssl.SSLContext, *, is_server: bool) -> None:
-        """Make the TLS handshake, at most once and before the first message.
+        """Make the TLS handshake, once and before the first message.
 
-        Raises PeerLost, or PeerRefused if the peer has no valid certificate of this fleet, or sent no TLS.
+        Raises PeerLost, or PeerRefused without a certificate.
         """
         if self._is_closed:
             raise PeerLost(f"the connection to {self.peer} is closed")
@@ -207,7 +205,6 @@ class TcpSession:
         return message
 
     def _checked_frame(self, message: Message) -> bytes:
-        """Return the bytes of a message after the handshake: length, digest, message."""
         data = encode(message)
         checked = self._digest(self._sent_count, data)
         self._sent_count += 1
@@ -239,7 +236,6 @@ class TcpSession:
         return LENGTH.size + int(length)
 
     async def _read(self, missing: int) -> None:
-        """Wait until more bytes of the next message have arrived."""
         if self._is_closed:
             raise PeerLost(f"the connection to {self.peer} is closed")
         self._missing = missing

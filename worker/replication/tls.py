@@ -34,7 +34,6 @@ class TlsSocket(ssl.SSLSocket):
     is_waiting = False
     """True if `send` and `recv_into` wait for the peer, as set by `setblocking`."""
     sent_bytes = 0
-    """Bytes that this side has encrypted."""
 
     @property
     def is_worn(self) -> bool:

@@ -107,20 +107,15 @@ async def send_shard(
 
     Args:
         session: session to a node that runs `receive_shard`.
-        streams: streams of the session.
         answers: waits for the receiver's next answer to this transfer, and returns it.
-        file: mapped file of the slot.
         digests: digests of the slot's chunks; they grow until the slot is sealed.
         begin: announcement of the shard, the first message to the receiver.
         queue: a new queue, which distributes the chunks to the streams and counts bytes and time.
-        pacer: decides when each piece of a chunk is sent (see `send_chunks`).
         progress: called with 0 after each answer of the receiver, and as in `send_chunks`.
         paused: as in `send_chunks`, and while the rank still writes the next chunks.
         before_end: returns messages to send before the end of the shard, once the slot is sealed.
 
-    Raises:
-        PeerLost: the connection is lost.
-        MalformedMessage: the receiver requested chunks that were not announced.
+    Raises PeerLost, and MalformedMessage if the receiver requested chunks that were not announced.
     """
     outcome: list[ShardSealed | ShardRefused] = []
     is_wanted = asyncio.Event()
@@ -209,11 +204,9 @@ async def receive_shard(
 
     Args:
         session: session to a node that runs `send_shard`; `begin` was its last message.
-        streams: streams of the session; their threads run `receiver.receive`.
-        receiver: receiver of these streams.
+        receiver: receiver of the streams, whose threads run `receiver.receive`.
         begin: the sender's announcement of the shard, not checked yet.
         next_message: returns the sender's next message about this transfer.
-        store: this node's slots.
         keep: contents of this shard that must not be overwritten.
         slot_count: maximum slots of this shard on this node.
         silence_seconds: maximum time without data; None if the sender paces itself and the kernel detects its death.
@@ -318,7 +311,6 @@ async def _take(
     *,
     is_followed: bool,
 ) -> None:
-    """Request the missing chunks of each range that the sender announces, until the end of the shard."""
     while True:
         message = await _next(next_message, silence_seconds)
         known = len(incoming.chunk_digests) // DIGEST_BYTES
@@ -381,7 +373,6 @@ async def _mend(session: Session, incoming: IncomingShard, silence_seconds: floa
 
 
 async def _close(incoming: IncomingShard, streams: Streams, slot: Slot) -> None:
-    """End a transfer. The slot keeps the list of verified chunks for the next attempt."""
     try:
         if not incoming.shut():
             await finish(_under_way(incoming, streams))

@@ -31,7 +31,6 @@ class JobLimits:
     memory_bytes: int | None = None
     """Maximum bytes of the ranks' memory and of the files that they fill in memory."""
     task_count: int | None = None
-    """Maximum number of processes and threads."""
 
     def files(self) -> dict[str, dict[str, str]]:
         """Return the content of the files that set the limits, by controller and file name."""
@@ -59,12 +58,11 @@ class RankCgroups:
         self.folder = folder
         self._write = write
         self._files: dict[str, str] = {}
-        """Content of the files that limit each new cgroup, by file name."""
 
     def impose(self, limits: JobLimits) -> str:
-        """Limit later cgroups, maybe moving this process to another one.
+        """Limit later cgroups, and return why the kernel cannot; empty if it can.
 
-        Return why the kernel cannot; empty if it can.
+        May move this process to another cgroup.
         """
         wanted, parent = limits.files(), self.folder.parent
         if not wanted:

@@ -133,7 +133,6 @@ def become(start: StartRank) -> NoReturn:
 
 
 def _command(start: StartRank) -> list[str]:
-    """Return the command line that a rank shows, and with which a new interpreter runs the script."""
     what = ["-m", start.module] if start.module else [start.script]
     return [sys.executable, "-u", *what, *start.arguments]
 

@@ -134,7 +134,6 @@ class RankRefused(RankMessage, frozen=True):
 
     reason: str
     is_stopped: bool = False
-    """Whether the agent had requested the end of the rank."""
 
 
 class RankExited(Message, frozen=True):
@@ -153,7 +152,6 @@ class Ranks(Message, frozen=True):
     preload: Preload
     preload_seconds: float = 0.0
     preload_bytes: int = 0
-    """Resident memory of the template."""
     preload_error: str = ""
     confinement: str = ""
     """Folder in which the cgroups of ranks are created; empty if ranks have no cgroups."""

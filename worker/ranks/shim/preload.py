@@ -95,7 +95,7 @@ def _spoils_forks() -> bool:
 
 
 def load_operator() -> bool:
-    """Load DeepSpeed's C++ extension if it is built, and return whether. Raises PreloadFailed if a thread runs on."""
+    """Load DeepSpeed's C++ extension if it is built, and return whether it was. Raises PreloadFailed for threads."""
     if _OPERATOR in sys.modules or "deepspeed" not in sys.modules:
         return False
     directory = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
@@ -147,7 +147,6 @@ def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
 
 
 def _remove_leftovers(directory: Path, is_over: threading.Event, look_seconds: float) -> None:
-    """Remove `lock` files that no process has open."""
     before: set[tuple[Path, int]] = set()
     while not is_over.wait(look_seconds):
         # Lock files are one folder deeper if TORCH_EXTENSIONS_DIR is not set.

@@ -119,7 +119,6 @@ class ProcessUsage:
     cpu_seconds: float
     """User and system time, including reaped descendants."""
     is_stopped: bool
-    """True if a signal has stopped the process itself."""
 
 
 def tree_usage(root: int) -> ProcessUsage:

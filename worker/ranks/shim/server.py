@@ -82,13 +82,10 @@ class _Template:
     resident_bytes: int = 0
     error: str = ""
     modules: frozenset[str] = frozenset()
-    """Top-level names of the loaded modules."""
 
 
 @dataclass(slots=True)
 class _Pending:
-    """The agent's request to start a rank, until the rank's process exists."""
-
     start: StartRank
     client: ShimLine
     gate: int = -1
@@ -109,7 +106,6 @@ class Shim:
     _fences: dict[RunId, Generation] = field(default_factory=dict)
     """By run: the highest stopped generation. No ranks of it or of earlier ones are started."""
     _waiting: list[_Pending] = field(default_factory=list)
-    """Start requests that wait for the template."""
     _forking: list[_Pending] = field(default_factory=list)
     """Start requests for which the template is forking, in the order in which it answers."""
     _remains: set[processes.RankProcess] = field(default_factory=set)
@@ -387,7 +383,6 @@ class Shim:
                 os.close(descriptor)
 
     def _preload_seconds_left(self) -> float | None:
-        """Return for how long ranks still wait for the template's imports; None if they do not wait."""
         template = self._template
         if template is None or template.state is not Preload.PENDING or not self._waiting:
             return None
@@ -395,7 +390,6 @@ class Shim:
         return left if left > 0 else None
 
     def _admit(self, pending: _Pending, pid: int, *, is_warm: bool) -> None:
-        """Write the record of a new process, and then let it run the script."""
         start, client, gate = pending.start, pending.client, pending.gate
         process = processes.find(pid)
         if process is None or pending.is_stopped or self._is_ending:
@@ -600,7 +594,6 @@ class Shim:
             self._remains |= processes.kill_tree(pid)
 
     def _strays(self) -> set[int]:
-        """Return the shim's other children than ranks and template."""
         # While ranks run or start, such a child may belong to one of them.
         if self._living or self._forking:
             return set()
@@ -653,7 +646,6 @@ def _send_blocking(line: socket.socket, data: bytes, descriptors: list[int]) -> 
 
 
 def _accepted(listener: socket.socket) -> socket.socket | None:
-    """Return a new connection of this process's user, or None."""
     try:
         connection, _ = listener.accept()
     except (BlockingIOError, ConnectionAbortedError):

@@ -39,7 +39,6 @@ class TemplateReady(Message, frozen=True):
     seconds: float
     resident_bytes: int
     modules: tuple[str, ...]
-    """Top-level names of all modules that the template has imported."""
 
 
 class TemplateFailed(Message, frozen=True):
