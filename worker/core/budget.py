@@ -39,7 +39,6 @@ class Load:
     iterations: int
     seconds: float
     blocked_seconds: float
-    """Seconds of these iterations in which the rank waited for the snapshot."""
 
     def and_also(self, seconds: float, blocked_seconds: float) -> Load:
         """Return the load with one more iteration, of which the snapshot blocked the rank for `blocked_seconds`."""

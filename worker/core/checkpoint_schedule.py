@@ -69,7 +69,6 @@ class CheckpointSchedule:
     """Step of the newest checkpoint that this generation has begun to upload; `NONE` before the first."""
     is_uploading: bool = False
     is_measured: bool = True
-    """False from the beginning of a checkpoint until all of its shards are uploaded."""
     upload_seconds: float | None = None
     """Duration of the newest complete upload; None before the first."""
     node_bytes: int = 0

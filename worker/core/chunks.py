@@ -61,6 +61,7 @@ def usable(span: IdleSpan, mu: float = MU_RATIO) -> IdleSpan:
 
     The margin at each end is (1 - `mu`) / 2 of the span's mean length, or the standard deviation of its ends if larger.
     """
+    # The start and end of a span vary from iteration to iteration.
     margin = min(max(span.seconds * (1 - mu) / 2, span.deviation_seconds), span.seconds / 2)
     return IdleSpan(span.begin_seconds + margin, span.seconds - 2 * margin)
 

@@ -15,15 +15,19 @@ from everstep.protocol.ids import Generation, JobName, RunId
 
 
 class MemberEvent(StrEnum):
-    """The events that change a node's phase in a generation."""
+    """The events that change a node's phase in a generation (promise, load, start, exit).
+
+    LOAD: A plan arrived.
+    LOADED: Every shard of this node's ranks is verified.
+    LOAD_FAILED: A shard failed verification or could not be fetched.
+    START: Every node of the generation has loaded its shards.
+    EXITED: Every rank on this node has exited.
+    """
 
     LOAD = "load"
-    # Every shard of this node's ranks is verified.
     LOADED = "loaded"
     LOAD_FAILED = "load_failed"
-    # Every node of the generation has loaded its shards.
     START = "start"
-    # Every rank on this node has exited.
     EXITED = "exited"
 
 
@@ -83,7 +87,7 @@ def answer_prepare(member: Membership | None, run: RunId, generation: Generation
 
 
 def is_own_run(promised: RunId | None, run: RunId) -> bool:
-    """Return whether a connection for the wrong generation belongs to this node's run; None without a promise."""
+    """Return whether `run`, named by a connection for the wrong generation, is the promised run."""
     # The agent logs no warning then: around a restart, peers may still use the previous generation, or already the
     # next.
     return promised == run

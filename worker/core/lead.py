@@ -19,7 +19,6 @@ class Lead:
     """The lead of one generation. A round is *clean* if its step was committed."""
 
     steps: int = 1
-    """Minimum distance from the highest step that a rank has finished to the next proposed step."""
     patience: int = 1
     """Number of clean rounds after which the coordinator tries a lead that is one step shorter."""
     clean_rounds: int = 0

@@ -85,8 +85,8 @@ def end_of_killed(
 ) -> MemoryEnd | None:
     """Return the strongest evidence that the kernel killed a process for lack of memory, or None.
 
-    `before` and `after` the end, the kill counters were read. `logged_bytes` is the memory in the kernel's log
-    (`logged_kill`), `loaders` are the workers that ended instead of the rank; both may be None.
+    `before` and `after` are counters from before and after its end. `logged_bytes` is its memory in the kernel's log
+    (`logged_kill`). `loaders` are the workers that ended instead of the rank. Both may be None.
     """
     if logged_bytes is not None:
         source = MemorySource.KERNEL_LOG

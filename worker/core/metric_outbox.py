@@ -51,7 +51,7 @@ class MetricOutbox:
         self._sent_at: float | None = None
 
     def add(self, run: RunId, points: Sequence[MetricPoint], dropped_count: int = 0) -> None:
-        """Queue logged values in their order. `dropped_count` counts the steps that the rank itself lost before."""
+        """Queue values in the order of logging, after `dropped_count` steps that the rank itself has lost."""
         dropped_count += sum(max(0, len(point.values) - MAX_VALUES) for point in points)
         self._next_number = min(self._next_number + dropped_count, MAX_NUMBER)
         self.dropped_count += dropped_count
@@ -84,7 +84,10 @@ class MetricOutbox:
         self._sent_at = None
 
     def due(self, now: float) -> MetricBatch | None:
-        """Return the oldest logged steps of one run as a message; None if it is empty, or sent `AGAIN_SECONDS` ago."""
+        """Return the message to send at `now`: the oldest logged steps of one run with consecutive numbers.
+
+        None if the queue is empty, or for `AGAIN_SECONDS` after a message that is not confirmed yet.
+        """
         if not self._waiting or (self._sent_at is not None and now - self._sent_at < AGAIN_SECONDS):
             return None
         self._sent_at = now

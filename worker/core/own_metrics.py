@@ -63,7 +63,12 @@ class OwnMetrics:
         return replace(self, replica_count=self.replica_count + 1, replicate_seconds=self.replicate_seconds + seconds)
 
     def due(self, now: float, replica_bytes: int, usage: NodeUsage) -> tuple[dict[str, float], OwnMetrics]:
-        """Add a replication: the seconds from the end of its step until every holder in view had verified it."""
+        """Return the values to publish at `now`, and the sums with which the next set begins.
+
+        The values are means since the last set; rates are included from the second set on. If the last set is less than
+        `PERIOD_SECONDS` old, the values are empty and the sums stay. `replica_bytes` is the total that this node has
+        sent.
+        """
         if self.began_at is not None and now - self.began_at < PERIOD_SECONDS:
             return {}, self
         passed = 0.0 if self.began_at is None else now - self.began_at

@@ -66,7 +66,7 @@ class PacingTrial:
     """True if pacing saves training time, False if not, None while the trial runs."""
 
     def iteration(self, seconds: float, *, is_paced: bool, lost_count: int = 0) -> PacingTrial:
-        """Add an iteration in one mode, and the number of following steps lost to its snapshot."""
+        """Add an iteration and the number of following steps lost to its snapshot. A finished trial does not change."""
         if self.verdict is not None:
             return self
         if is_paced:

@@ -54,7 +54,7 @@ class Stripe:
         return range(self._first(rank, holder), -(-payload_bytes // self.chunk_bytes), self.width)
 
     def share_bytes(self, holder: Rank, payload_bytes: Mapping[Rank, int]) -> int:
-        """Return the size of the share of `holder` without its list, from the contributors' shard sizes."""
+        """Return the size of the share of `holder`, without its list of contributions, given the shards' sizes."""
         ends = [0]
         for rank, size in payload_bytes.items():
             if chunks := self.contributed(rank, holder, size):
@@ -95,9 +95,7 @@ class Missing:
         )
 
     def chunk_of(self, rank: Rank, chunk: int, *, is_share: bool) -> int:
-        """Return the chunk of the lost shard that a row of a survivor's share, or a chunk of its shard, helps to
-        rebuild.
-        """
+        """Return the chunk of the lost shard that a row of a survivor's share, or a chunk of its shard, rebuilds."""
         # The result may be beyond the end of the lost shard.
         holder = rank if is_share else self.stripe.holder_of(rank, chunk)
         return self.stripe.chunk_of(self.lost.rank, holder, chunk if is_share else self.stripe.row_of(chunk))
@@ -147,10 +145,7 @@ class ParityShare:
         return replace(self, applied=self.applied - {(rank, rows)} | {(rank, rows | 1 << row)})
 
     def finish(self, rank: Rank, rows: Iterable[int]) -> ParityShare:
-        """Record that `rank` has sent its last chunk.
-
-        It is complete if all `rows` that it reaches contain its chunk.
-        """
+        """Record that `rank` sent its last chunk. It is complete if all `rows` that it reaches contain its chunk."""
         is_whole = all(self._rows(rank) >> row & 1 for row in rows)
         return replace(self, complete=self.complete | {rank}) if is_whole else self
 
@@ -203,7 +198,7 @@ def place(
 def parity_bytes_per_node(*, stripes: Iterable[tuple[Stripe, int]], header_bytes: int, slot_count: int) -> int:
     """Return the bytes of host memory for a node's slots with parity, if all shards of a stripe are equally large.
 
-    `stripes` has the stripe and the slot capacity of each own shard, `header_bytes` precede a payload.
+    `stripes` has the stripe and the slot capacity of each own shard. `header_bytes` is the size before a payload.
     """
     return slot_count * sum(
         capacity + stripe.capacity_bytes(capacity) + 2 * header_bytes for stripe, capacity in stripes

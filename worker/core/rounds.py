@@ -111,7 +111,10 @@ class Shard:
         return updated._settled()
 
     def capture(self, step: Step) -> Shard:
-        """Record that the rank has copied the first parts of `step`, if it is proposed, not voted on and not sealed."""
+        """Record that the first parts of `step` are copied.
+
+        No effect unless it is proposed and still to be captured.
+        """
         is_awaited = step == self.proposed != self.base and self.vote is Vote.NONE and step not in self.sealed
         return replace(self, capturing=step) if is_awaited else self
 
@@ -209,7 +212,7 @@ def _cut(reason: str) -> str:
 
 
 def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
-    """Return (the stop that is answered, `ECHO_YES` or `ECHO_NO`): a rank's answer to the stop on its page, or -1."""
+    """Return (the answered stop, `ECHO_YES` or `ECHO_NO`), given the stop on the rank's page (-1 for none)."""
     # A rank that has passed the stop may wait in a collective for ranks that wait at the stop, and so never reach
     # its next boundary. The agent answers for it, and the coordinator announces a later stop.
     if state is StopState.ANNOUNCED and half.echo_step != stop and half.boundary >= stop:
@@ -283,7 +286,7 @@ class Coordinator:
         return replace(self, distance=distance)
 
     def request_checkpoint(self, step: Step, *, ends_exports: bool = False) -> Coordinator:
-        """Request the upload of the next commit at or after `step`. Agents may have to end an export for it."""
+        """Request the upload of the next commit at or after `step`; with `ends_exports`, agents end exports for it."""
         # The current commit is not uploaded, because nodes may be about to reuse its slot. The announcement of
         # a later commit names the step to upload, so each node pins its slot in time.
         urgent = max(self.urgent, step) if ends_exports else self.urgent
@@ -302,7 +305,7 @@ class Coordinator:
         return replace(self, is_finished=True).advance() if self.final != NONE else self
 
     def halt(self) -> Coordinator:
-        """Record that agents kill the ranks after a requested stop: the committed step becomes the final state."""
+        """Record that agents kill the ranks. After a requested stop, the committed step becomes the final state."""
         return replace(self, is_finished=True, proposed=NONE).advance() if self._is_stopping else self
 
     @property
@@ -470,6 +473,7 @@ class Coordinator:
         if len(standing) < self.world_size:
             return self
         boundaries = {each.boundary for each in standing}
+        # Without a common last step, the rounds finish without a final step.
         if len(boundaries) > 1:
             return replace(self, is_finished=True, proposed=NONE)
         (boundary,) = boundaries

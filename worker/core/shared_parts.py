@@ -74,7 +74,10 @@ class SharedParts:
         return self, False
 
     def assign(self, helper: NodeId, now: float) -> tuple[SharedParts, int | None]:
-        """Assign a part to a helper at `now` (monotonic); None if no part is left or the helper has enough."""
+        """Assign a part to a helper at `now` (monotonic).
+
+        The number is None if no part is left or the helper is busy.
+        """
         number = self.lowest - 1
         in_flight = sum(each.helper == helper for each in self.outstanding.values())
         if helper in self.excluded or number <= self.claimed or in_flight >= self.window:
@@ -101,7 +104,7 @@ class SharedParts:
         )
 
     def late(self, now: float, slowest_seconds: float) -> frozenset[NodeId]:
-        """Return the helpers whose oldest part is late at `now`, given the owner's slowest part in seconds."""
+        """Return the helpers whose oldest part is late at `now`, given the seconds of the owner's slowest part."""
         limit = max(LATE_SECONDS, 2 * slowest_seconds)
         return frozenset(part.helper for part in self.outstanding.values() if now - part.since > limit)
 

@@ -25,9 +25,9 @@ class HolderSilence:
     period_seconds: float
     checked_at: float = -math.inf
     owed_since: float | None = None
-    """Begin of the silence; None without. Time in which the owner was busy or did not run shifts it forward."""
+    """Start of the silence, or None. Time in which the owner was busy or did not run shifts it forward."""
     failing_since: float | None = None
-    """Begin of a series of failed attempts, each with some progress; None without. Shifted as `owed_since`."""
+    """Start of a series of failed attempts, each with some progress, or None. Shifted like `owed_since`."""
     has_progressed: bool = False
     has_failed: bool = False
     """True after one attempt failed with some progress. A second one begins a series."""

@@ -54,7 +54,7 @@ def being_written(slots: Sequence[SlotView], content: Content) -> int | None:
 
 
 def writable(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None:
-    """Return the slot to overwrite: empty, else unsealed, else the oldest one; None if no slot may be overwritten."""
+    """Return the index of the slot to overwrite: empty, else unsealed, else the oldest; None if none is free."""
     free = [
         index
         for index, slot in enumerate(slots)
@@ -90,6 +90,7 @@ def may_upload(step: Step, *, begun: Step, uploading: Collection[Step], max_uplo
 
 def slots_per_shard(*, has_third_slot: bool, max_uploads: int) -> int:
     """Return the number of slots of each shard on each of its nodes."""
+    # With two slots, no step is captured while one is uploaded and the other contains the committed step.
     return 2 + max_uploads if has_third_slot else 2
 
 
@@ -118,7 +119,7 @@ def find_sealed(slots: Sequence[SlotView], content: Content) -> int | None:
 
 
 def memory_nodes(ranks: Sequence[Rank], gpu_nodes: Sequence[int]) -> dict[Rank, int]:
-    """Return the NUMA node of each rank (in order of LOCAL_RANK) by its GPU; negative, unknown ones are left out."""
+    """Return the NUMA node of each rank's GPU. `ranks` is in order of LOCAL_RANK; unknown nodes are negative."""
     return {rank: node for rank, node in zip(ranks, gpu_nodes, strict=False) if node >= 0}
 
 

@@ -55,7 +55,7 @@ class SlowLink:
         return replace(self, limit=None, begun=(0, 0.0))
 
     def measured(self, sent_bytes: int, seconds: float, *, sound: float) -> SlowLink:
-        """Measure the rate over `seconds` of sending, and set or lift the limit. A link is not slow at rate `sound`."""
+        """Measure the rate over `seconds` of sending, and set or lift the limit. A link of rate `sound` is not slow."""
         lasted = seconds - self.begun[1]
         if not self.carries or lasted < (FULL_RATE_SECONDS if self.limit is None else self.retry_seconds):
             return self

@@ -51,7 +51,8 @@ class Strays:
     placed: frozenset[Rank] = frozenset()
     base: Step = NONE
     doubled: Mapping[tuple[Rank, Content], frozenset[Rank]] = field(default_factory=lambda: MappingProxyType({}))
-    """By (rank, content of its shard that its own node keeps): that node's ranks whose base is on no other node."""
+    """For condition 3, by (rank, content of its shard that its node keeps): that node's ranks with no base
+    elsewhere."""
     needed: frozenset[Step] = frozenset()
     """Steps before the base to which the job would return if one more node were lost."""
     is_loaded: bool = False
@@ -98,10 +99,7 @@ class Strays:
         return replace(self, committed=max(self.committed, committed), held=self.held | frozenset(held))
 
     def makes_way(self, rank: Rank, content: Content | None) -> bool:
-        """Return whether a slot of a stray may be dropped because a new slot lacks room.
-
-        Empty slots have no content.
-        """
+        """Return whether a stray's slot may be dropped for a new slot. `content` is None for an empty slot."""
         if rank in self.placed or not self.is_loaded:
             return False
         if content is None or self.is_over(rank):

@@ -13,7 +13,6 @@ from everstep.protocol.slot import DIGEST_BYTES
 Ranges = tuple[tuple[int, int], ...]
 """Ranges of consecutive chunks as (first, count), in ascending order. At least one chunk separates two ranges."""
 WORTHWHILE = 1.2
-"""Factor by which doubling the streams must raise the rate."""
 
 # The fastest transfer counts, because training may have slowed the others.
 TRIES = 3
@@ -74,7 +73,6 @@ class StreamCount:
     tries: int = 0
     best_count: int = 1
     best_rate: float = 0.0
-    """Highest measured rate over `best_count` streams, in bytes per second."""
     is_settled: bool = False
 
     def measured(self, bytes_per_second: float) -> StreamCount:

@@ -24,7 +24,6 @@ class UploadProgress:
     object_bytes: int = 0
     """Until the first attempt begins, the size of the shard in memory."""
     stored_bytes: int = 0
-    """Bytes that S3 has stored in this attempt, sent by this node or by helpers."""
     awaited: str = ""
     """Name of another rank's object for which this upload waits; otherwise empty."""
 

@@ -5,7 +5,7 @@
 
 Invariant: a pinned slot keeps its content until the hold ends. A node has at most one hold. A hold ends on request,
 after `HOLD_SECONDS` without a request, with the generation, or when the final step or an urgent checkpoint needs its
-slot. A hold that has ended never begins again, because the control plane repeats requests.
+slot. It never begins again, although the control plane repeats requests.
 """
 
 from __future__ import annotations

@@ -24,9 +24,7 @@ class KeptContents:
             self._named.setdefault(named.owner_rank, set()).add(Content(named.origin_generation, named.step))
 
     def base(self, rank: Rank) -> Content | None:
-        """Return the content from which a rank, or a share's rank, is restored; None after a relayout or without a
-        base.
-        """
+        """Return the base of a rank, or of a share's rank; None without a base, and after a relayout."""
         rank = holder_of(rank)
         sources = self._plan.ranks[rank].sources if rank < self._plan.world_size else ()
         return Content(sources[0].origin_generation, sources[0].step) if sources else None
@@ -39,7 +37,7 @@ class KeptContents:
         return Content(relayout.shards[rank][0].origin_generation, self._plan.base_step)
 
     def keep(self, rank: Rank, committed: Step = NONE) -> frozenset[Content]:
-        """Return the contents of a shard or share to keep. `committed` is a step from another node, or `NONE`."""
+        """Return the contents of a shard or share to keep. `committed` is another node's newest commit, or `NONE`."""
         step, base = max(self.committed, committed), self.base(rank)
         if self.is_loading_earlier:
             base = self.earlier(rank)

@@ -100,7 +100,6 @@ class Member:
         self.here = plan.node(node.node_id)
         self.shards: dict[Rank, OwnedShard] = {}
         self.server: RoundServer | None = None
-        """The coordinator of the generation, if it runs on this node."""
         self.contents = KeptContents(plan, self.here)
         self.sessions = PeerSessions(node.node_id, node.address, plan, key, identity=node.listener.identity)
         self.pacer = NodePacer()
@@ -400,7 +399,7 @@ class Member:
             self._on_change()
 
     def _begin(self, work: Callable[[], Awaitable[None]], name: str) -> None:
-        """Run `work` in the background until `detach`, again after a fault for an unexpected exception."""
+        """Run `work` in the background until `detach`. Report an unexpected exception as a fault, and start again."""
 
         async def run() -> None:
             while True:

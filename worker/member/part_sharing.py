@@ -116,9 +116,6 @@ async def deliver(streams: Streams, line: socket.socket, receiver: Receiver) -> 
 
 
 async def silent(session: Session) -> None:
-    """Wait until the owner disconnects.
-
-    Raises MalformedMessage: the owner must wait for `ReadyToLoad` before it sends.
-    """
+    """Wait until the owner disconnects. Raises MalformedMessage if it sends a message before `ReadyToLoad`."""
     message = await session.receive()
     raise MalformedMessage(f"{type(message).__name__} received before this node was ready to help")

@@ -170,6 +170,5 @@ class _PartQueue(ChunkQueue):
         return found
 
     def finish(self) -> None:
-        """Record that the kernel has accepted the chunk that `next` returned last in this thread."""
         super().finish()
         self.on_sent(self._sending.pop(threading.get_ident()))

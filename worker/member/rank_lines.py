@@ -119,7 +119,6 @@ class RankLines:
         )
         self._lines: dict[Rank, RankLine] = {}
         self._waiting: dict[Rank, RankLine] = {}
-        """Connections of ranks that wait until every node has verified its shards."""
         self._early: dict[Rank, SlotsRequest] = {}
         """Slot requests that arrived before the load, which needs the memory first, was over."""
         self._is_loaded = False
@@ -137,10 +136,12 @@ class RankLines:
 
     @property
     def run(self) -> RunId:
+        """The run of these ranks."""
         return self.plan.run
 
     @property
     def generation(self) -> Generation:
+        """The generation of these ranks."""
         return self.plan.generation
 
     async def close(self) -> None:
@@ -200,11 +201,13 @@ class RankLines:
         )
 
     def lost(self, rank: Rank, line: RankLine) -> None:
+        """Record that a rank's connection has ended."""
         for lines in (self._lines, self._waiting):
             if lines.get(rank) is line:
                 del lines[rank]
 
     def message(self, rank: Rank, message: Message) -> None:
+        """Handle a message of a rank, unless it is for another generation."""
         shard = self.shards[rank]
         if getattr(message, "generation", self.generation) != self.generation:
             return

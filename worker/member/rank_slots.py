@@ -103,6 +103,8 @@ class RankSlots:
     def revoke_captured(self, shard: OwnedShard) -> None:
         """Revoke the grant of a slot that the rank has filled."""
         step = shard.core.proposed
+        # A rank that returns from a rehearsal has forgotten its capture, and would write into the sealed slot
+        # again.
         if step in shard.core.sealed or self._sealing.get(shard.rank) == step:
             shard.grant(NONE)
 
@@ -343,7 +345,7 @@ class RankSlots:
 
 
 def _is_of_another_file(captured: Captured, slot: Slot) -> bool:
-    """Return whether the rank has written its capture into a previous file of this slot, which it had still mapped."""
+    """Return whether the rank has written its capture into the previous file of this slot."""
     count = chunk_count(captured.payload_bytes)
     if not captured.chunk_digests or len(captured.chunk_digests) != DIGEST_BYTES * count:
         return False

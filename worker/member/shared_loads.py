@@ -212,7 +212,6 @@ class LoadHelper:
             for source in sources
             if source.object is not None
         }
-        """The S3 object of each shard of the base, by rank and payload digest."""
         self._room = asyncio.Semaphore(MAX_HELPED_PARTS)
         expected = frozenset(rank for rank in ranks if is_read_first(plan, rank))
         self._shared = ObjectSupply(

@@ -64,7 +64,6 @@ class Traffic:
         self._planned: SpanPacer | None = None
         """Pacer for the current profile; None until the link's rate has been measured, and if pacing has no benefit."""
         self._is_every_step = True
-        """True until the budget first lengthens the interval between snapshots."""
         self._tried_seconds: float | None = None
         """Duration of an iteration at the start of the pacing trial; None before a trial."""
         self._is_paced: bool | None = None

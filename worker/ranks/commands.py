@@ -153,7 +153,7 @@ async def run_beside(
 
 
 async def _started(words: Sequence[str], environment: Mapping[str, str], stdin: int) -> Process:
-    """Start a program as the leader of a new session. On cancellation, kill the program and its descendants."""
+    """Run a command next to a rank. The exit code is None after a timeout. Raises OSError if it cannot start."""
     options = {"stdin": stdin, "stdout": PIPE, "stderr": PIPE, "start_new_session": True}
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(*words, env=environment, **options)  # type: ignore[arg-type]
@@ -177,8 +177,8 @@ async def _feed(process: Process, data: bytes) -> None:
 
 
 async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
-    """Append a stream's first bytes to `into`, one more than the limit if the stream exceeds it."""
     while chunk := await stream.read(_READ_BYTES):
+        # One byte beyond the limit shows the caller that the stream is longer.
         into += chunk[: MAX_COMMAND_OUTPUT_BYTES + 1 - len(into)]
 
 
@@ -188,6 +188,7 @@ async def _end(process: Process) -> None:
         await asyncio.to_thread(kill_tree, process.pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+    # An agent without root rights cannot kill a process of another user (`sudo`), which could hold the pipes open.
     # `wait` also waits for the process's pipes, so close the transport, for which asyncio has no public method.
     with contextlib.suppress(PermissionError):
         process._transport.close()  # type: ignore[attr-defined]

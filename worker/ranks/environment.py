@@ -102,7 +102,7 @@ def is_reserved(name: str) -> bool:
 
 
 def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str]:
-    """Return the variables of the agent that ranks inherit, without tokens and AWS credentials; `card` may be ""."""
+    """Return the variables of the agent that ranks inherit, without tokens and AWS credentials; `card` may be empty."""
     hidden = _CREDENTIALS | {"PYTHONSAFEPATH"}
     inherited = {
         name: value

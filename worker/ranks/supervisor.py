@@ -143,7 +143,7 @@ class ExitedRank:
 
 
 def classify(code: int, *, is_stopped: bool, is_out_of_memory: bool) -> ExitClass:
-    """Return the class of an exit by its code (minus a signal's number). `is_stopped`: the agent requested it. Pure."""
+    """Return the class of an exit with `code`, or minus a signal's number, requested if `is_stopped`. Pure."""
     if code == 0:
         return ExitClass.SUCCESS
     if is_stopped:
@@ -243,7 +243,6 @@ class Supervisor:
         self._asked: dict[RankKey, StartRank] = {}
         self._killed: dict[RankKey, MemoryEnd] = {}
         self._rank_memory: dict[RankKey, ProcessMemory] = {}
-        """The newest memory sample of each rank, which remains after the rank's end."""
         self._samples: deque[_MemorySample] = deque(maxlen=_MEMORY_WINDOW_SAMPLES)
         self._ranks_process = "self"
         """Process whose cgroup limits the ranks' memory: the shim if a launcher starts it, otherwise this process."""
@@ -296,7 +295,10 @@ class Supervisor:
     async def start_rank(
         self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path, supplied: Supplied
     ) -> None:
-        """Ask the shim to start one rank, once. `next_exit` reports a failed start. Raises ShimUnavailable."""
+        """Ask the shim to start one rank, unless asked before.
+
+        `next_exit` reports a failure. Raises ShimUnavailable.
+        """
         key = (plan.run, plan.generation, rank)
         if key in self._records or key in self._asked:
             return
@@ -390,11 +392,11 @@ class Supervisor:
                 await self._until_ended(None)
 
     async def prove_gone(self, run: RunId | None) -> None:
-        """Return when no process of this run's ranks, stopped before, exists; None means all runs. Raises RanksNotGone.
+        """Return when no process of the ranks of `run` (None: all runs) exists. Raises RanksNotGone.
 
-        If ranks run as separate users, the method also kills these users' processes outside of cgroups, for example of
-        pip, and removes their shared memory, because a library with fixed names could not create it again. The node
-        must have no rank of another run.
+        The caller must stop the ranks first, and the node must have no rank of another run. If ranks run as separate
+        users, the method also kills these users' processes outside of cgroups, for example of pip, and removes their
+        shared memory, because a library with fixed names could not create it again.
         """
         try:
             async with asyncio.timeout(self.gone_seconds):

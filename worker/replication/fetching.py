@@ -112,8 +112,7 @@ async def fetch(
 ) -> None:
     """Request a shard or share of another node; `receive` receives it, or a part of it, and returns its digest.
 
-    Other arguments are those of `fetch_shard`. Raises ShardRejected and MalformedMessage, and all other errors of
-    `fetch_shard` but NoRoom.
+    Other arguments and errors are those of `fetch_shard`. Raises ShardRejected and MalformedMessage itself.
     """
     rank = wanted.owner_rank
     async with asyncio.timeout(answer_seconds):

@@ -170,7 +170,7 @@ class Rebuilding:
         return self._missing.wanted(rank, payload_bytes, is_share=owner != rank)
 
     def take(self, rank: Rank, owner: Rank, chunk: int, data: memoryview) -> bool:
-        """Combine a verified chunk, passed once, with one chunk of the lost shard. Thread-safe."""
+        """Combine a verified chunk of a survivor, each once, with a chunk of the lost shard. Thread-safe."""
         lost = self._missing.chunk_of(rank, chunk, is_share=owner != rank)
         begin, end = self._missing.range_of(lost)
         with self._lock, self._file.payload(begin, end) as target, data[: end - begin] as part:

@@ -68,13 +68,13 @@ class RoundMember:
         self.changed = Signal()
         """Code that changes the state of this node's ranks must notify this event."""
         self.silent_since: float | None = None
-        """Time of the loop's clock at which the last connection upwards was lost; None while connected."""
+        """Loop time at which the last connection to a node above was lost; None while connected."""
         self._ancestors = self.tree.ancestors(self.node_id)
         self._members = self.tree.below(self.node_id)
         self._sequence = new_life()
         self._known = TreeReports()
         self.heard_at: dict[NodeId, float] = {}
-        """Time of the loop's clock at which this agent process received the last message of each neighbour."""
+        """Loop time of the last message of each neighbour to this agent process."""
         self._silent: frozenset[NodeId] = frozenset()
         self._announced = Announcement(
             generation=self.generation, term=NO_TERM, sequence=0, committed=NONE, proposed=NONE, is_silent=True

@@ -67,10 +67,10 @@ class Payload(Protocol):
 
 
 class Streams:
-    """One node's ends of the streams of a session, used on the event loop. The code of the session closes it."""
+    """One node's ends of the streams of a session. Not thread-safe; the code that handles the session closes it."""
 
     def __init__(self, *, receive_seconds: float | None = None) -> None:
-        """A receiving thread reports parts of a chunk every `receive_seconds`; None reports whole chunks."""
+        """Create the object. Receiving threads report parts of a chunk every `receive_seconds`, if not None."""
         self.lines: list[socket.socket] = []
         self.attached = asyncio.Event()
         """Set once a stream has been added to the session."""
@@ -93,9 +93,7 @@ class Streams:
         self.attached.set()
 
     async def run(self, line: socket.socket, work: Callable[[socket.socket], None]) -> None:
-        """Run `work` on one stream to its end (see `begin`).
-
-        A cancellation cuts the connection and waits for the thread.
+        """Run `work` on one stream to its end (see `begin`). A cancellation cuts the connection and waits for it.
 
         Raises PeerLost if the connection broke, or no thread can start. Raises MalformedMessage for an invalid chunk.
         """
@@ -125,6 +123,7 @@ class Streams:
                 error = caught
             loop.call_soon_threadsafe(self._settle, line, error)
 
+        # The thread stays, because starting a thread costs more than a small transfer.
         if line not in self._threads:
             bodies: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
             try:
@@ -214,14 +213,12 @@ def _cut(line: socket.socket) -> None:
 
 
 class ChunkQueue:
-    """The requested chunks of one transfer, shared by the threads of all streams. Thread-safe; monotonic clock."""
+    """The requested chunks of one transfer, shared by the threads of all streams. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, link: SharedLink | None = None) -> None:
         self.cancelled = threading.Event()
         self.taken_bytes = 0
-        """Bytes of the transfer that the kernel has accepted."""
         self.taken_at = 0.0
-        """Time at which the kernel last accepted bytes."""
         self._clock = clock
         self._link = link or SharedLink(clock)
         self._progress_reported_at = clock()
@@ -244,7 +241,7 @@ class ChunkQueue:
 
     @property
     def part_seconds(self) -> float:
-        """As `busy_seconds`; a second in which n transfers use the link counts as 1/n."""
+        """Seconds as in `busy_seconds`; a second in which n transfers use the link counts as 1/n."""
         return self._spent()[1]
 
     def _spent(self) -> tuple[float, float]:
@@ -460,14 +457,12 @@ class IncomingShard:
         """Chunks of `missing` that arrived with a wrong digest."""
         self.landed_count = 0
         self.come_bytes = 0
-        """Received bytes, including incomplete and unverified chunks."""
         self._lock = threading.Lock()
         self._claimed: set[int] = set()
         self._is_closed = False
         self._index: range | None = None
         self._tell: Callable[[int], None] = lambda _: None
         self._notified_count = 0
-        """Number of chunks in the verified prefix that was last reported."""
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
 
@@ -478,7 +473,7 @@ class IncomingShard:
             self.missing.update(missing)
 
     def follow(self, index: range, notify: Callable[[int], None]) -> None:
-        """Call `notify` on the loop with the verified prefix in bytes, after the chunks of `index`, and as it grows.
+        """Call `notify` on the loop with the verified prefix in bytes, once it contains `index`, and as it grows.
 
         Called on the loop after all announced digests match the payload's digest.
         """
@@ -506,9 +501,10 @@ class IncomingShard:
         return damaged
 
     def claim(self, index: int, size: int) -> memoryview | None:
-        """Reserve a chunk's memory for the calling thread, which must `land` it; None if not missing. Thread-safe.
+        """Reserve a missing chunk's memory for the calling thread; otherwise None. Thread-safe.
 
-        Raises MalformedMessage if the payload has no chunk `index` of `size` bytes.
+        The thread must call `land` afterwards, even after an error. Raises MalformedMessage if the payload has no chunk
+        `index` of `size` bytes.
         """
         start, stop = chunk_range(index, self.payload_bytes)
         if start >= stop or size != stop - start:
@@ -584,7 +580,10 @@ class IncomingShard:
             return not self._claimed
 
     async def close(self) -> None:
-        """Accept no further chunks, and wait for those that threads are receiving. First cut silent streams."""
+        """Accept no further chunks, and wait for those that arrive.
+
+        The caller must first cut streams that may stay silent.
+        """
         while True:
             self._event.clear()
             if self.shut():
@@ -648,7 +647,7 @@ class Receiver:
         """Set on the loop and read by threads; a closed transfer accepts no chunk."""
 
     def receive(self, line: socket.socket) -> None:
-        """Receive chunks from a blocking socket until it ends. Raises MalformedMessage, and OSError for a lost one."""
+        """Receive chunks from a blocking socket to its end. Raises MalformedMessage, and OSError if it breaks."""
         header = bytearray(CHUNK_HEADER.size)
         while _receive_all(line, memoryview(header)):
             transfer, index, size = CHUNK_HEADER.unpack(header)

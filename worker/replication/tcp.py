@@ -70,7 +70,6 @@ class TcpSession:
         self._sent_count = 0
         self._received_count = 0
         self._inbox = bytearray()
-        """Received bytes of messages that `receive` has not returned yet."""
         # The bytes after the handshake may belong to a stream, so the handshake must not read ahead.
         self._ahead: memoryview | None = None
         """Read buffer that may hold several messages; None during the handshake."""
@@ -91,10 +90,7 @@ class TcpSession:
         return self.line.peer_names() if isinstance(self.line, TlsSocket) else None
 
     async def encrypt(self, context: ssl.SSLContext, *, is_server: bool) -> None:
-        """Make the TLS handshake, once and before the first message.
-
-        Raises PeerLost, or PeerRefused without a certificate.
-        """
+        """Make the TLS handshake, once and before the first message. Raises PeerLost and PeerRefused."""
         if self._is_closed:
             raise PeerLost(f"the connection to {self.peer} is closed")
         try:

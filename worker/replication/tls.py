@@ -45,9 +45,9 @@ class TlsSocket(ssl.SSLSocket):
         self.is_waiting = flag
 
     def send(self, data: Any, flags: int = 0, /) -> int:
-        """Encrypt and send the first bytes of `data`, and return their number.
+        """Encrypt and send the first bytes of `data`.
 
-        After BlockingIOError, repeat the same bytes.
+        After BlockingIOError, the caller must send the same bytes again.
         """
         with memoryview(data) as whole, whole[:SEND_BYTES] as part:
             while True:
@@ -65,10 +65,7 @@ class TlsSocket(ssl.SSLSocket):
         return self.send(next(iter(buffers)))
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0, /) -> int:  # noqa: ARG002
-        """Receive decrypted bytes; `nbytes` is unused.
-
-        With MSG_WAITALL, a time limit can leave the buffer partly filled.
-        """
+        """Receive decrypted bytes. With MSG_WAITALL, a time limit can leave the buffer partly filled."""
         filled = 0
         with memoryview(buffer) as whole:
             while filled < whole.nbytes:

@@ -68,10 +68,7 @@ class ShardDamaged(ShardRejected):
 
 
 def announcement(slot: SlotHeader, *, transfer: int, committed: Step) -> BeginShard:
-    """Return the message that announces the shard in a slot.
-
-    `transfer` is higher than all earlier ones of the session.
-    """
+    """Return the message that announces a slot's shard. `transfer` exceeds all earlier ones of the session."""
     return BeginShard(
         transfer=transfer,
         owner_rank=slot.owner_rank,
@@ -258,8 +255,8 @@ async def receive_parts(
 ) -> None:
     """Receive the chunks `wanted` of an announced shard, and combine each on arrival (see `receive_shard`).
 
-    `incoming` has the digests from `announced_digests`. Raises ShardDamaged if a chunk does not match its digest after
-    all repeats, and PeerLost.
+    `incoming` has the digests from `announced_digests`. Raises PeerLost, and ShardDamaged for a chunk that does not
+    match its digest after all repeats.
     """
     incoming.missing.update(wanted)
     receiver.current = incoming

@@ -57,10 +57,10 @@ class Dialler(Protocol):
     """Opens connections to one peer, in one generation."""
 
     async def session(self) -> Session:
-        """Open a session, which the caller closes. Raises PeerError without an answer of the right peer."""
+        """Open a session, which the caller closes. Raises PeerError if the peer does not answer."""
 
     async def stream(self, session: Session, number: int) -> socket.socket:
-        """Open a stream of a session that this dialler opened: a connected, authenticated, blocking socket.
+        """Open a stream of a session of this dialler: a connected, authenticated, blocking socket.
 
-        `number`, from 0, selects the network cards on both nodes. Raises PeerError without an answer of the right peer.
+        `number`, from 0, selects the network cards on both nodes. Raises PeerError if the peer does not answer.
         """

@@ -60,10 +60,7 @@ class RankCgroups:
         self._files: dict[str, str] = {}
 
     def impose(self, limits: JobLimits) -> str:
-        """Limit later cgroups, and return why the kernel cannot; empty if it can.
-
-        May move this process to another cgroup.
-        """
+        """Limit later cgroups, and return why the kernel cannot. The process itself may move to another cgroup."""
         wanted, parent = limits.files(), self.folder.parent
         if not wanted:
             return ""

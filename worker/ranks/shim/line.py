@@ -26,7 +26,7 @@ class ShimLine:
         self._unsent = bytearray()
 
     def receive(self) -> list[bytes] | None:
-        """Return the complete frames that have arrived, or None after the peer's close. Raises OversizedMessage."""
+        """Return the complete frames that have arrived; None once the peer has closed. Raises OversizedMessage."""
         try:
             data = self.socket.recv(_RECEIVE_BYTES)
         except BlockingIOError:

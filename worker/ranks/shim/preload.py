@@ -76,6 +76,7 @@ def preload(modules: Sequence[str]) -> None:
 @contextmanager
 def _cuda_untouched() -> Iterator[None]:
     """Make torch query NVML instead of the CUDA driver, because a process that has used the driver cannot be forked."""
+    # `torch.utils.cpp_extension` queries the number of devices at import.
     before = os.environ.get(_ASK_NVML)
     os.environ[_ASK_NVML] = "1"
     try:
@@ -95,7 +96,7 @@ def _spoils_forks() -> bool:
 
 
 def load_operator() -> bool:
-    """Load DeepSpeed's C++ extension if it is built, and return whether it was. Raises PreloadFailed for threads."""
+    """Load DeepSpeed's C++ extension if it is built; return whether. Raises PreloadFailed if a thread is left."""
     if _OPERATOR in sys.modules or "deepspeed" not in sys.modules:
         return False
     directory = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")

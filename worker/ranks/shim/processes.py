@@ -84,7 +84,10 @@ def tree(root: int, processes: Mapping[int, RankProcess]) -> set[int]:
 
 
 def kill_tree(root: int) -> frozenset[RankProcess]:
-    """Kill a process, its descendants and its session, without a wait for their end, and return them."""
+    """Kill a process, its descendants and its session, and return them, without a wait for their end.
+
+    The caller must ensure that the pid still belongs to this process.
+    """
     frozen: dict[int, RankProcess] = {}
     for _ in range(_MAX_PASSES):
         processes = snapshot()

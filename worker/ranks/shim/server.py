@@ -124,7 +124,7 @@ class Shim:
         self._disk = RankRecords(self.options.state_dir)
 
     def run(self) -> None:
-        """Serve clients until `Shutdown` or SIGTERM, then end all processes. Raises SystemExit beside another shim."""
+        """Serve clients until `Shutdown` or SIGTERM, then end all processes. Raises SystemExit if another shim runs."""
         lock = self._lock()
         processes.become_subreaper()
         self._records = {record.key: record for record in self._disk.read() if record.end is not None}
@@ -580,7 +580,6 @@ class Shim:
         self._let_empty(record.cgroup)
 
     def _let_empty(self, path: str) -> None:
-        """Mark the cgroup at `path` for removal by `_sweep`, if none of its ranks lives any more."""
         if path and all(self._records[living].cgroup != path for living in self._living.values()):
             self._emptying.add(path)
 
@@ -619,6 +618,7 @@ def _open_output(start: StartRank) -> tuple[int, int]:
 
 def _open_stream(path: str, start: StartRank) -> int:
     """Open a rank's stdout or stderr, which a script may open for writing as /dev/stdout."""
+    # The rank's user may not read the file, but may write to it.
     stream = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     if start.user is not None:
         os.fchown(stream, -1, start.user.gid)
