@@ -1,18 +1,10 @@
 """Decides how often a step is proposed, so that snapshots slow training at most by `Protection.MaxSlowdown`.
 
-When the coordinator proposes a step, all ranks capture their state after this step. An iteration is the training work
-from one finished optimizer step to the next. Iterations in which a part of a snapshot is captured or sent are *loaded*;
-all others are *quiet*.
+An iteration is the work from one finished optimizer step to the next. It is *loaded* if a part of a snapshot is
+captured or sent in it, otherwise *quiet*. A snapshot costs the extra time of its loaded iterations, at least the time
+for which it blocked the rank.
 
-The cost of a snapshot is the extra time of its loaded iterations, compared with quiet iterations. The cost is at least
-the time for which the snapshot blocked the rank. The budget chooses the interval between two snapshots so that the cost
-per interval is within the limit.
-
-`docs/benchmarks.md` compares a job without a limit (*Slowdown of a real model*) with the same job under the default
-limit (*Slowdown under a budget*).
-
-Invariant: the interval grows only when the cost exceeds the limit by `BEYOND_DOUBT` standard errors. The new interval
-then probably keeps the cost within the limit.
+Invariant: the interval grows only when the cost exceeds the limit by `BEYOND_DOUBT` standard errors.
 """
 
 from __future__ import annotations
@@ -22,94 +14,56 @@ from dataclasses import dataclass, replace
 
 from worker.core.averages import trimmed_error, trimmed_mean
 
+# Few snapshots are stored, so that a change of their cost soon affects the decisions.
 KEPT_QUIET, KEPT = 192, 48
-"""Maximum numbers of stored measurements: of quiet iterations (without any part of a snapshot), and of snapshots.
-
-Only few snapshots are stored, so that a change of their cost soon affects the decisions, even if snapshots are far
-apart.
-"""
+"""Maximum numbers of stored quiet iterations and of stored snapshots."""
 ENOUGH, LEAST = 32, 8
-"""Minimum numbers of measurements for a decision about the interval between two snapshots.
-
-`LEAST` is the minimum number of snapshots. `ENOUGH` is the minimum number of iterations in which a part of a snapshot
-was captured or sent, if every step is proposed. If every n-th step is proposed, `ENOUGH` / n such iterations suffice.
-"""
+"""Minimum numbers of loaded iterations (divided by the interval) and of snapshots for a decision."""
 ENOUGH_QUIET = 16
-"""Minimum number of quiet iterations (without any part of a snapshot) for a comparison with the other iterations.
-
-With fewer quiet iterations, the estimated cost is the time for which the snapshots blocked the rank.
-"""
+"""With fewer quiet iterations, the estimated cost is the time for which snapshots blocked the rank."""
 GROWTH = 2
-"""Maximum factor by which one decision lengthens the interval. The next decision uses new measurements."""
 BEYOND_DOUBT = 2.0
 """Number of standard errors by which the measured cost must exceed the limit before the interval grows."""
 LIKELY = 1.0
 """Number of standard errors that are added to the measured cost when a new interval is computed."""
+# A job that otherwise commits every step then commits 98 % of its steps.
 REST_EVERY = 48
-"""Number of iterations in a row with a part of a snapshot, after which one proposal is delayed.
-
-The delay creates a quiet iteration (without a snapshot) for the comparison. A job that otherwise commits every step
-then commits 98 % of its steps.
-"""
+"""Number of consecutive loaded iterations after which one proposal is delayed, to get a quiet iteration."""
 MAX_INTERVAL = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The iterations in which one snapshot was captured or sent. The cost of the snapshot follows from them."""
+    """The loaded iterations of one snapshot."""
 
     iterations: int
-    """Number of iterations so far in which a part of this snapshot was captured or sent."""
     seconds: float
-    """Total duration of the iterations counted in `iterations`, in seconds."""
     blocked_seconds: float
-    """Seconds of these iterations in which the rank waited for the snapshot."""
 
     def and_also(self, seconds: float, blocked_seconds: float) -> Load:
-        """Return the cost of this snapshot with one more iteration added, which took `seconds`.
-
-        The snapshot blocked the rank for `blocked_seconds` of this time.
-        """
+        """Return the load with one more iteration, of which the snapshot blocked the rank for `blocked_seconds`."""
         return Load(self.iterations + 1, self.seconds + seconds, self.blocked_seconds + blocked_seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Measurements of the cost of snapshots, and the interval between two snapshots that results from them.
-
-    The coordinator's node holds one object per generation.
-    """
+    """Measurements of the cost of snapshots in one generation, and the interval that results from them."""
 
     max_slowdown: float
     """Allowed cost of snapshots, as a fraction of the mean iteration."""
     interval: int = 1
-    """Iterations from one proposed step to the next, as `max_slowdown` requires."""
     quiet: tuple[float, ...] = ()
-    """Seconds of each of the newest iterations in which no part of a snapshot was captured or sent."""
     snapshots: tuple[Load, ...] = ()
-    """Costs of the newest snapshots. A snapshot is added when the capture of the next snapshot begins."""
     newest: Load | None = None
-    """Cost so far of the newest snapshot, which may still be in transfer."""
+    """Cost so far of the newest snapshot, which joins `snapshots` when the next one begins."""
     iterations_per_snapshot: float = 1.0
-    """Smoothed mean of the number of iterations in which parts of one snapshot are captured or sent."""
+    """Smoothed mean of the number of loaded iterations per snapshot."""
     since_rest: int = 0
-    """Number of iterations since the last iteration without any part of a snapshot.
-
-    From `REST_EVERY` on, the next proposal is delayed (see `distance`).
-    """
 
     def iteration(self, seconds: float, *, blocked_seconds: float, is_loaded: bool, has_begun: bool) -> Budget:
-        """Add the measurements of one training iteration.
+        """Add one iteration, from the end of one optimizer step to the end of the next, and adapt the interval.
 
-        Args:
-            seconds: duration of the iteration, from the end of one optimizer step to the end of the next.
-            blocked_seconds: part of `seconds` in which the rank waited for the snapshot.
-            is_loaded: True if a part of a snapshot was captured or sent in the iteration.
-            has_begun: True if the capture of a snapshot began in the iteration.
-
-        Returns:
-            The budget. Its interval between snapshots is new if the measurements require a longer one or allow a
-            shorter one.
+        `is_loaded` is True if a part of a snapshot was captured or sent in it, `has_begun` if a capture began.
         """
         if not is_loaded:
             return replace(self, quiet=(*self.quiet, seconds)[-KEPT_QUIET:], since_rest=0)._settled()
@@ -130,20 +84,12 @@ class Budget:
 
     @property
     def distance(self) -> int:
-        """Iterations from the last proposed step to the next: the interval, plus an occasional delay.
-
-        After `REST_EVERY` iterations without a quiet one, the coordinator delays a proposal to get an iteration without
-        a snapshot. If the last snapshot is still being sent in that iteration, the coordinator delays the next proposal
-        too.
-        """
+        """Iterations from the last proposed step to the next: the interval, plus an occasional delay (`REST_EVERY`)."""
         return self.interval + (self.since_rest >= REST_EVERY) * round(self.iterations_per_snapshot)
 
     @property
     def slowdown(self) -> float | None:
-        """Cost of snapshots at the current interval, as a fraction of the mean iteration.
-
-        None while there are too few measurements.
-        """
+        """Cost of snapshots, as a fraction of the mean iteration; None while there are too few measurements."""
         if len(self.quiet) < ENOUGH_QUIET or len(self.snapshots) < LEAST:
             return None
         return self._cost(0.0) / max(self.interval, self.iterations_per_snapshot) / trimmed_mean(self.quiet)
@@ -167,19 +113,11 @@ class Budget:
         return self
 
     def _needed(self, cost: float) -> int:
-        """Return the shortest interval between snapshots, in iterations, that keeps the slowdown within `max_slowdown`.
-
-        Each snapshot costs `cost` seconds of training time.
-        """
         usual = trimmed_mean(self.quiet or [load.seconds / load.iterations for load in self.snapshots])
         return max(1, min(MAX_INTERVAL, math.ceil(cost / (self.max_slowdown * usual) - 1e-9)))
 
     def _cost(self, errors: float) -> float:
-        """Return the cost per snapshot in seconds: the measured cost plus `errors` standard errors.
-
-        The result is at least the time for which snapshots blocked the rank. This time has no error, because it is
-        measured directly.
-        """
+        """Return the cost per snapshot in seconds, at least the blocked time, plus `errors` standard errors."""
         # About every thousandth snapshot is audited: it is copied completely at the boundary and compared afterwards.
         # It blocks the rank longer than other snapshots, and the trimmed mean ignores it.
         held = trimmed_mean([load.blocked_seconds for load in self.snapshots])

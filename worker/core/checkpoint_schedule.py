@@ -1,26 +1,15 @@
 """Decides when the next checkpoint is due by time: at a fixed interval, or at an interval computed from uploads.
 
-Checkpoints at an interval in steps are decided elsewhere, in `worker.core.rounds`.
-
-With an overhead bound, the interval is automatic:
-
     interval = max(U, c · (1 + p) / p, B / W)
 
     U   duration of the newest upload, in seconds; with a shorter interval, two uploads would overlap
     c   training time that the upload cost, in seconds: U · (1 - pace during uploads / pace without uploads)
-    p   overhead bound: the largest permitted overhead, as a fraction of the training time without checkpoints
+    p   overhead bound, as a fraction of the training time without checkpoints
     B   bytes that one node uploads per checkpoint
     W   bandwidth budget in bytes per second and node; without a budget the last term is absent
 
-Each interval contains one checkpoint, which costs c. Without the checkpoint, the same training would take interval - c.
-The overhead is therefore c / (interval - c). At an interval of c · (1 + p) / p, it equals p.
-
-Source: CheckFreq (Mohan, Phanishayee and Chidambaram, FAST 2021) measures the cost of a checkpoint and spreads it over
-enough iterations to keep the overhead within a bound. It repeats the measurement while the job runs. The bandwidth
-budget is Everstep's own.
-
-Invariant: the modelled overhead never exceeds the bound. The module reads no clock; all times are seconds of the
-caller's monotonic clock.
+All times are seconds of the caller's monotonic clock. Invariant: the modelled overhead c / (interval - c) never exceeds
+p. Source of the bound: CheckFreq (Mohan, Phanishayee and Chidambaram, FAST 2021).
 """
 
 from __future__ import annotations
@@ -30,46 +19,32 @@ from dataclasses import dataclass, field, replace
 from everstep.protocol.ids import Step
 from worker.core.rounds import NONE
 
+# An upload may be shorter than a step. Averaging about five uploads makes the pace precise enough.
 KEPT_SHARE = 0.8
-"""Factor by which each further upload reduces the weight of the earlier measurements of the pace.
-
-With this factor, about the last five uploads determine the pace. An upload may be shorter than a step, so the pace
-during one upload is not precise enough.
-"""
+"""Factor by which each further upload reduces the weight of the earlier measurements of the pace."""
 
 
 def automatic_interval(
     upload_seconds: float, cost_seconds: float, node_bytes: int, *, max_overhead: float, max_bytes_per_second: float
 ) -> float:
-    """Return the shortest permitted interval between checkpoints, in seconds.
-
-    Args:
-        upload_seconds: U, duration of the newest upload.
-        cost_seconds: c, training time in seconds that the upload cost.
-        node_bytes: B, bytes that one node uploads per checkpoint.
-        max_overhead: p, above 0.
-        max_bytes_per_second: W, bandwidth budget per node; 0 for no budget.
-
-    Returns:
-        The interval in seconds: the maximum of U, c · (1 + p) / p and, with a budget, B / W.
-    """
+    """Return the shortest permitted interval in seconds. `max_bytes_per_second` is per node; 0 means no budget."""
     budgeted = node_bytes / max_bytes_per_second if max_bytes_per_second else 0.0
     return max(upload_seconds, cost_seconds * (1 + max_overhead) / max_overhead, budgeted)
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The measured speed of training: a number of steps, and the seconds that these steps took."""
+    """The measured speed of training."""
 
     steps: float = 0.0
     seconds: float = 0.0
 
     def and_also(self, steps: int, seconds: float) -> Pace:
-        """Return this measurement of the training speed with `steps` more steps, which took `seconds`."""
+        """Return the pace with `steps` more steps, which took `seconds`."""
         return Pace(self.steps + steps, self.seconds + seconds)
 
     def aged(self) -> Pace:
-        """Return steps and seconds multiplied by `KEPT_SHARE`, so that later measurements have more weight."""
+        """Return the pace with its weight multiplied by `KEPT_SHARE`."""
         return Pace(KEPT_SHARE * self.steps, KEPT_SHARE * self.seconds)
 
     @property
@@ -80,40 +55,31 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSchedule:
-    """The schedule of one generation's checkpoints by time, with the measurements from which intervals are computed.
-
-    The coordinator's `RoundServer` holds one object and replaces it with the result of `observe`.
-    """
+    """The checkpoint schedule of one generation, with the measurements from which intervals are computed."""
 
     interval_seconds: float = 0.0
-    """Fixed interval between two checkpoints in seconds; 0 for no fixed interval."""
+    """0 for no fixed interval."""
     max_overhead: float = 0.0
     """Overhead bound p of the automatic interval, for example 0.01 for 1 %; 0 for no automatic interval."""
     max_bytes_per_second: float = 0.0
-    """Bandwidth budget of one node for the automatic interval, in bytes per second; 0 for no budget."""
+    """Bandwidth budget per node for the automatic interval; 0 for no budget."""
     begun_at: float = 0.0
-    """Time at which the newest checkpoint began. Before the first checkpoint, the time at which the job began."""
+    """Time at which the newest checkpoint began; the beginning of the job before the first checkpoint."""
     marked: Step = NONE
     """Step of the newest checkpoint that this generation has begun to upload; `NONE` before the first."""
     is_uploading: bool = False
-    """True while any node uploads a shard of a checkpoint."""
     is_measured: bool = True
-    """False from the beginning of a checkpoint until all of its shards are uploaded."""
     upload_seconds: float | None = None
-    """Duration of the newest complete upload of all shards, in seconds. None before the first such upload."""
+    """Duration of the newest complete upload; None before the first."""
     node_bytes: int = 0
     """Bytes that one node uploads for each checkpoint; 0 if unknown."""
     boundary: Step = NONE
-    """The highest step that any rank had finished at the last observation.
-
-    It is `NONE` before a rank has finished a step of this generation.
-    """
+    """The highest step that any rank had finished at the last call of `observe`; `NONE` before the first step."""
     seen_at: float = 0.0
-    """Time of the last call of `observe`, in seconds of the caller's clock."""
     undisturbed: Pace = field(default_factory=Pace)
-    """Steps and seconds of training that were measured while no node uploaded a shard."""
+    """Training while no node uploaded a shard."""
     disturbed: Pace = field(default_factory=Pace)
-    """Steps and seconds of training that were measured while some node uploaded a shard."""
+    """Training while some node uploaded a shard."""
 
     def observe(
         self, now: float, *, boundary: Step, persist: Step, is_uploading: bool, stored: Step, node_bytes: int
@@ -127,9 +93,6 @@ class CheckpointSchedule:
             is_uploading: True if any node is uploading a shard.
             stored: the newest step of which every rank's shard is uploaded; `NONE` without such a step.
             node_bytes: bytes of the committed shards of one node; 0 if unknown.
-
-        Returns:
-            The new schedule.
         """
         seen = self._trained(now, boundary)
         if persist > seen.marked:
@@ -146,23 +109,21 @@ class CheckpointSchedule:
         return replace(seen, is_uploading=is_uploading, node_bytes=node_bytes or seen.node_bytes)
 
     def is_due(self, now: float) -> bool:
-        """Return whether a checkpoint is due at `now`: the coordinator then marks the next commit for upload."""
+        """Return whether the coordinator marks the next commit for upload."""
         due_at = self.due_at
         return due_at is not None and due_at <= now and not (self.max_overhead and self.is_uploading)
 
     @property
     def due_at(self) -> float | None:
-        """Time at which the next checkpoint is due; in the past if it is overdue. None without an interval."""
+        """Time at which the next checkpoint is due, possibly in the past; None without an interval."""
         interval = self.present_interval
         return None if interval is None else self.begun_at + interval
 
     @property
     def present_interval(self) -> float | None:
-        """The current interval between two checkpoints, in seconds. None without a fixed or automatic interval.
-
-        The automatic interval is 0 before the first upload, because nothing is measured yet.
-        """
+        """The current interval in seconds; None without a fixed or automatic interval."""
         if self.max_overhead and self.upload_seconds is None:
+            # Nothing is measured before the first upload, so a checkpoint is due at once.
             return 0.0
         if self.max_overhead:
             return automatic_interval(
@@ -176,11 +137,9 @@ class CheckpointSchedule:
 
     @property
     def cost_seconds(self) -> float:
-        """Training time in seconds that the newest upload of a checkpoint cost.
-
-        Until steps with and without an upload are measured, the estimate assumes that training stops during the upload.
-        """
+        """Training time in seconds that the newest upload cost."""
         usual, slowed = self.undisturbed.steps_per_second, self.disturbed.steps_per_second
+        # Until both paces are measured, assume that training stops during an upload.
         share = 1.0 if usual <= 0 or self.disturbed.seconds <= 0 else min(1.0, max(0.0, 1 - slowed / usual))
         return share * (self.upload_seconds or 0.0)
 

@@ -1,16 +1,10 @@
 """Places the chunks of a snapshot in the idle spans of the network.
 
-An idle span is a part of each iteration in which training does not use the network; the rank's profiler measures the
-spans. This module implements GEMINI's traffic scheduling (SOSP'23, section 5, Algorithm 2), with the corrections listed
-at `partition`.
-
     profile ──IdleSpan──▶ partition ──ScheduledChunk──▶ how much of a snapshot fits, and when each piece is sent
                     └───▶ opening ──the time at which a chunk may be sent──▶ the pacer, chunk by chunk
 
-Times are offsets from the boundary at which the iteration begins. Chunks are scheduled only in the middle part of a
-span, because its start and end vary from iteration to iteration.
-
-Invariant: every byte is scheduled exactly once.
+The module implements GEMINI's traffic scheduling (SOSP'23, section 5, Algorithm 2) with corrections. Times are offsets
+from the boundary at which the iteration begins. Invariant: every byte is scheduled exactly once.
 """
 
 from __future__ import annotations
@@ -21,28 +15,20 @@ from dataclasses import dataclass
 
 from everstep.protocol.rank_messages import IdleSpan
 
+# GEMINI's paper does not state the fraction. Its published code uses 0.8 of the shortest span.
 MU_RATIO = 0.85
-"""Fraction of an idle span's mean length in which chunks may be sent.
-
-GEMINI's paper does not state the fraction that it uses. GEMINI's published code uses 0.8 of the shortest span.
-"""
+"""Fraction of an idle span's mean length in which chunks may be sent."""
 MIN_CHUNK_BYTES = 32 * 1024
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
+# The end of a span that is too short for another chunk stays unused. Small chunks keep this loss small.
 CHUNKS_PER_SPAN = 8
-"""Number of chunks that should fit into a typical span.
-
-At the end of a span, the time that is too short for another chunk stays unused. Small chunks keep this loss small.
-"""
 UNIFORM_SHARE = 0.8
-"""Share of the iteration in which uniform pacing sends all copies of the snapshot.
-
-The rest of the iteration remains for computing digests and for the messages that commit the step.
-"""
+"""Share of the iteration in which uniform pacing sends all copies; the rest is for digests and votes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Time model of a network link: a chunk of s bytes takes f(s) = alpha + s/B seconds (GEMINI, section 5.3)."""
+    """Time model of a network link: a chunk of s bytes takes alpha + s/B seconds (GEMINI, section 5.3)."""
 
     bandwidth_bytes_per_second: float
     alpha_seconds: float = 0.0
@@ -61,22 +47,21 @@ class ScheduledChunk:
     """One chunk of a snapshot for one holder, and the time at which the sender should send it."""
 
     copy: int
-    """Index of the copy that the chunk belongs to, from 0. Each copy goes to another holder."""
+    """Index of the copy, from 0. Each copy goes to another holder."""
     offset: int
-    """Position of the chunk in the snapshot, in bytes."""
     bytes_count: int
     span: int
     """Index of the idle span. For a chunk that fits into no span, the number of spans."""
     begin_seconds: float
-    """Seconds from the boundary, at which the iteration begins, to the start of the chunk."""
+    """Seconds from the boundary to the start of the chunk."""
 
 
 def usable(span: IdleSpan, mu: float = MU_RATIO) -> IdleSpan:
-    """Return the part of an idle span (time in which training does not use the network) in which chunks may be sent.
+    """Return the part of an idle span in which chunks may be sent.
 
-    A margin at both ends stays unused, because the span's ends vary between iterations. The margin is (1 - `mu`) / 2 of
-    the span's mean length, or the standard deviation of its ends if this is larger.
+    The margin at each end is (1 - `mu`) / 2 of the span's mean length, or the standard deviation of its ends if larger.
     """
+    # The start and end of a span vary from iteration to iteration.
     margin = min(max(span.seconds * (1 - mu) / 2, span.deviation_seconds), span.seconds / 2)
     return IdleSpan(span.begin_seconds + margin, span.seconds - 2 * margin)
 
@@ -94,13 +79,12 @@ def partition(
 ) -> tuple[ScheduledChunk, ...]:
     """Fit the copies of a snapshot into the idle spans of one iteration, chunk by chunk.
 
-    The code differs from Algorithm 2 of the GEMINI paper in four points, each with a test:
+    Four points differ from Algorithm 2 of the GEMINI paper, each with a test:
 
     - The cost of a chunk depends on the chunk's own size (`Link.seconds`).
     - The number of copies is a parameter.
     - A span that is too short for one byte is skipped. The paper's algorithm loops for ever.
-    - The unbounded span for the remaining chunks follows the last profiled span. The paper's algorithm replaces that
-      span.
+    - The unbounded span for the remaining chunks follows the last profiled span instead of replacing it.
 
     Args:
         spans: idle spans of one iteration, in order of time, without overlap.
@@ -112,12 +96,8 @@ def partition(
         alpha_seconds: start-up time of a chunk.
         mu: fraction of an idle span's mean length in which chunks may be sent, in (0, 1].
 
-    Returns:
-        All chunks in order of time. Chunks with span `len(spans)` did not fit; they follow the last span and delay
-        training.
-
-    Raises:
-        ValueError: an argument describes no valid link, buffer or span.
+    Returns all chunks in order of time. Chunks with span `len(spans)` follow the last span and delay training. Raises
+    ValueError if an argument describes no valid link, buffer or span.
     """
     largest = buffer_bytes // buffers if buffers > 0 else 0
     if largest < 1 or bandwidth_bytes_per_second <= 0 or alpha_seconds < 0 or not 0 < mu <= 1:
@@ -144,21 +124,9 @@ def partition(
 def uniform(
     checkpoint_bytes: int, copies: int, *, chunk_bytes: int, iteration_seconds: float
 ) -> tuple[ScheduledChunk, ...]:
-    """Spread the copies of a snapshot evenly over `UNIFORM_SHARE` of an iteration.
+    """Spread the copies of a snapshot evenly over `UNIFORM_SHARE` of an iteration: the baseline for `partition`.
 
-    Uniform pacing ignores the traffic of training. It is the baseline for the comparison with `partition`.
-
-    Args:
-        checkpoint_bytes: size of one copy.
-        copies: number of copies to send.
-        chunk_bytes: size of a chunk; the last chunk of a copy may be smaller.
-        iteration_seconds: mean duration of an iteration.
-
-    Returns:
-        All chunks in order of time, all in span 0, which is the whole iteration.
-
-    Raises:
-        ValueError: `chunk_bytes` is below 1.
+    Returns the chunks in order of time, all in span 0. Raises ValueError if `chunk_bytes` is below 1.
     """
     if chunk_bytes < 1:
         raise ValueError("chunks of no bytes")
@@ -173,10 +141,9 @@ def uniform(
 
 
 def chunk_bytes_for(windows: Sequence[IdleSpan], link: Link) -> int:
-    """Return the chunk size in bytes of which `CHUNKS_PER_SPAN` fit into a typical window.
+    """Return the chunk size in bytes of which `CHUNKS_PER_SPAN` fit into a typical window (`usable`).
 
-    A window is the usable part of an idle span. The typical window is the weighted median: windows of at most this
-    length contain half of the total window time.
+    The typical window is the weighted median: windows of at most this length contain half of the total window time.
     """
     half, passed = sum(window.seconds for window in windows) / 2, 0.0
     for length in sorted(window.seconds for window in windows):
@@ -188,25 +155,16 @@ def chunk_bytes_for(windows: Sequence[IdleSpan], link: Link) -> int:
 
 
 def opening(windows: Sequence[IdleSpan], after_seconds: float, cost_seconds: float) -> float | None:
-    """Return when a chunk may be sent in this iteration, or None if it must wait for the next iteration.
+    """Return when a chunk may be sent, in seconds after the start of the iteration; None for the next iteration.
 
-    A window is the usable part of an idle span. A chunk starts in the first window that has room for it. A chunk longer
-    than every window starts at the beginning of the longest window, because some contention with training is better
-    than a late snapshot.
-
-    Args:
-        windows: the usable parts of the idle spans, in order of time.
-        after_seconds: earliest time, in seconds after the start of the iteration.
-        cost_seconds: time for which the chunk occupies the link.
-
-    Returns:
-        Seconds after the start of the iteration, at least `after_seconds`.
+    The chunk is sent `after_seconds` (from the same start) or later, and occupies the link for `cost_seconds`.
     """
     longest = max((window.seconds for window in windows), default=0.0)
     for window in windows:
         begin = max(after_seconds, window.begin_seconds)
         if begin + cost_seconds <= window.begin_seconds + window.seconds:
             return begin
+        # No window has room. Some contention with training is better than a late snapshot.
         if longest < cost_seconds and window.seconds == longest and after_seconds <= window.begin_seconds:
             return begin
     return None

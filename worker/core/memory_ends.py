@@ -1,4 +1,4 @@
-"""Decides whether a rank ended because it ran out of memory, from evidence of the kernel and of the rank. No I/O.
+"""Decides whether a rank ended because it ran out of memory, from evidence of the kernel and of the rank.
 
     evidence                                                        certain    source
     the kernel's log reports a kill of this process                 yes        kernel_log
@@ -6,11 +6,7 @@
     the kill counter of the node rose                               no         node
     the rank's last exception reports a lack of memory              yes        exception
 
-"Certain" means that the evidence is about the rank itself. The first three kinds of evidence count only if SIGKILL
-ended the process and the agent had not requested it. The process is the rank, or a DataLoader worker whose end caused
-the rank's last exception. The node's counter covers every process of the machine, so the kernel may have killed another
-process.
-
+The first three count only if SIGKILL, not requested by the agent, ended the rank or a DataLoader worker of it.
 Invariant: a value that was not measured is None, never estimated.
 """
 
@@ -35,7 +31,7 @@ _LOST_LOADERS = re.compile(
     r"RuntimeError: DataLoader worker \(pid(?:\(s\))? (?P<pids>\d+(?:, \d+)*)\) "
     r"(?:is killed by signal: Killed\b|exited unexpectedly\s*$)"
 )
-"""Matches the exception with which a DataLoader reports that its workers were killed or have exited.
+"""Matches the exception of a DataLoader whose workers were killed or have exited.
 
 Source: torch/csrc/DataLoader.cpp and torch/utils/data/dataloader.py, torch 2.13.
 """
@@ -51,12 +47,8 @@ class KillCounts:
     """Counters of kernel kills for lack of memory. A value is None if the counter cannot be read."""
 
     cgroup: int | None = None
-    """Number of processes that the kernel has killed in the rank's cgroup for lack of memory.
-
-    None if this cgroup is the whole machine.
-    """
+    """Kills in the rank's cgroup; None if this cgroup is the whole machine."""
     node: int | None = None
-    """Number of processes that the kernel has killed on the whole machine for lack of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +56,10 @@ class MemoryUse:
     """Memory in use shortly before a rank ended, in bytes. A value is None if it was not measured."""
 
     rank_bytes: int | None = None
-    """Resident memory of the rank's process, in bytes; None if it was not measured."""
     used_bytes: int | None = None
     """Used memory of the rank's cgroup if that cgroup has a limit, otherwise of the node."""
     total_bytes: int | None = None
-    """Limit of the memory that `used_bytes` counts: the cgroup's limit, otherwise the node's memory."""
+    """Limit of the memory that `used_bytes` counts."""
 
 
 UNMEASURED = MemoryUse()
@@ -80,15 +71,10 @@ class LostLoaders:
 
     pids: tuple[int, ...]
     words: str
-    """The line of the rank's stderr that names the DataLoader workers that ended."""
 
 
 def lost_loaders(last_lines: str) -> LostLoaders | None:
-    """Return the DataLoader workers whose end caused the rank's last exception, or None for another exception.
-
-    `last_lines` are the last lines of the rank's stderr. Afterwards, `end_of_killed` decides whether the kernel killed
-    the workers for lack of memory.
-    """
+    """Return the DataLoader workers whose end caused the last exception in a rank's last lines of stderr, or None."""
     line = _last_exception(last_lines)
     found = _LOST_LOADERS.match(line)
     return LostLoaders(tuple(map(int, found["pids"].split(", "))), line[:MAX_WORDS]) if found is not None else None
@@ -97,17 +83,10 @@ def lost_loaders(last_lines: str) -> LostLoaders | None:
 def end_of_killed(
     before: KillCounts, after: KillCounts, use: MemoryUse, logged_bytes: int | None, loaders: LostLoaders | None = None
 ) -> MemoryEnd | None:
-    """Return the strongest evidence that the kernel ended a process with SIGKILL for lack of memory, or None.
+    """Return the strongest evidence that the kernel killed a process for lack of memory, or None.
 
-    Args:
-        before: kill counters that were read before the rank ended.
-        after: kill counters after the rank ended. A counter that is higher than in `before` is evidence.
-        use: memory measurements shortly before the rank ended.
-        logged_bytes: the process's resident memory in the kernel's log (`logged_kill`); None without a log record.
-        loaders: the DataLoader workers that ended instead of the rank itself; None if the rank was killed.
-
-    Returns:
-        The strongest evidence with the measurements; None without evidence.
+    `before` and `after` are counters from before and after its end. `logged_bytes` is its memory in the kernel's log
+    (`logged_kill`). `loaders` are the workers that ended instead of the rank. Both may be None.
     """
     if logged_bytes is not None:
         source = MemorySource.KERNEL_LOG
@@ -128,15 +107,7 @@ def end_of_killed(
 
 
 def end_of_raised(last_lines: str, use: MemoryUse) -> MemoryEnd | None:
-    """Return the evidence that a lack of memory caused a rank's last exception, or None for another exception.
-
-    Args:
-        last_lines: the last lines of the rank's stderr.
-        use: memory measurements shortly before the rank ended.
-
-    Returns:
-        The evidence, with the line that names the exception.
-    """
+    """Return the evidence that a lack of memory caused the exception in a rank's last lines of stderr, or None."""
     line = _last_exception(last_lines)
     if _GPU_EXCEPTIONS.match(line):
         return MemoryEnd(source=MemorySource.EXCEPTION, kind=MemoryKind.GPU, words=line[:MAX_WORDS])
@@ -153,16 +124,10 @@ def end_of_raised(last_lines: str, use: MemoryUse) -> MemoryEnd | None:
 
 
 def logged_kill(log: str, pid: int, since_seconds: float) -> int | None:
-    """Return the resident memory of a process when the kernel killed it for lack of memory.
+    """Return the resident bytes of a process that the kernel killed for lack of memory; None without a log record.
 
-    Args:
-        log: records of /dev/kmsg, one per line.
-        pid: pid of the process that may have been killed.
-        since_seconds: start of the process, in seconds since boot. Older records are about an earlier process with this
-            pid.
-
-    Returns:
-        Bytes, or None if the log does not report a kill of this process.
+    `log` has records of /dev/kmsg, one per line. `since_seconds` is the start of the process since boot; an older
+    record is about an earlier process.
     """
     found = None
     for line in log.splitlines():
@@ -180,7 +145,6 @@ def _has_risen(before: int | None, after: int | None) -> bool:
 
 
 def _last_exception(text: str) -> str:
-    """Return the last line of the last Python traceback in `text`, which names the exception; "" without one."""
     _, found, rest = text.rpartition(_TRACEBACK)
     if not found:
         return ""

@@ -1,6 +1,4 @@
-"""Queue of the values that rank 0 logs. The agent sends them repeatedly until the control plane confirms them. No I/O.
-
-A logged step is one `MetricPoint`: the values of one optimizer step, logged by rank 0 or measured by its agent.
+"""Queue of the values that rank 0 logs. The agent sends them repeatedly until the control plane confirms them.
 
 Invariant: the queue has at most `MAX_WAITING` logged steps and `MAX_WAITING_BYTES` bytes, and at most one message of
 runs that have left this node. Every logged step has a number that is used only once. A dropped step or value leaves a
@@ -23,60 +21,37 @@ from everstep.protocol.ids import RunId
 MAX_WAITING = 20_000
 """Maximum number of logged steps in the queue. Beyond this limit, the oldest steps are dropped."""
 MAX_SENT = 1_000
-"""Maximum number of logged steps per message to the control plane."""
 MAX_VALUES = 256
 """Maximum number of values of one logged step. A job has at most 256 metrics (`control_plane.db.metrics`)."""
 MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""Maximum memory of the logged steps in the queue, in bytes. Beyond this limit, the oldest steps are dropped.
-
-`MAX_WAITING` steps of 20 values with short names fit.
-"""
+"""Maximum memory of the queue, in bytes. `MAX_WAITING` steps of 20 values with short names fit."""
 MAX_SENT_BYTES = 1024 * 1024
-"""Maximum memory of the logged steps in one message, in bytes: about 9,000 values with short names.
-
-The first step of a message may exceed the limit.
-"""
+"""Maximum memory of one message, in bytes. Its first step may exceed the limit."""
 POINT_BYTES = 256
 VALUE_BYTES = 64
 """Memory of a value besides its name: a float, and an entry of a dictionary."""
 AGAIN_SECONDS = 5.0
-"""Seconds without a confirmation after which a message is sent again.
-
-The control plane usually confirms within about a second.
-"""
 
 
 MAX_NUMBER = 1 << 52
 """Highest number to which a rank may advance the outbox by dropped values. No honest rank reaches it."""
 
 _Step: TypeAlias = tuple[int, RunId, MetricPoint]
-"""A logged step with its number and run."""
 
 
 class MetricOutbox:
-    """Values of rank 0 that the control plane has not confirmed yet.
-
-    An agent has one outbox for its whole lifetime, across generations and jobs.
-    """
+    """Values of rank 0 that the control plane has not confirmed yet. An agent has one outbox for its whole lifetime."""
 
     def __init__(self) -> None:
         self._waiting: deque[_Step] = deque()
         self._waiting_bytes = 0
         self._next_number = 0
         self.dropped_count = 0
-        """Number of logged steps that this node has dropped, and of values that it has dropped from other steps."""
+        """Number of dropped steps, plus the number of values dropped from other steps."""
         self._sent_at: float | None = None
 
     def add(self, run: RunId, points: Sequence[MetricPoint], dropped_count: int = 0) -> None:
-        """Queue values that a rank has logged.
-
-        Args:
-            run: the rank's run.
-            points: values in the order in which they were logged. The queue receives `MAX_VALUES` values of each step,
-                and counts the others as dropped.
-            dropped_count: number of logged steps that the rank lost before `points`, for example because its queue was
-                full.
-        """
+        """Queue values in the order of logging, after `dropped_count` steps that the rank itself has lost."""
         dropped_count += sum(max(0, len(point.values) - MAX_VALUES) for point in points)
         self._next_number = min(self._next_number + dropped_count, MAX_NUMBER)
         self.dropped_count += dropped_count
@@ -94,11 +69,7 @@ class MetricOutbox:
         self._waiting_bytes -= _memory_bytes(point)
 
     def leave_earlier(self, run: RunId | None) -> None:
-        """Drop values of earlier runs, so that the values of `run` do not wait for them. Keep the newest message.
-
-        Args:
-            run: the run for which this node works; None if it works for none.
-        """
+        """Drop values of runs before `run` except the newest message. `run` is None if this node works for no run."""
         earlier = list(itertools.takewhile(lambda each: each[1] != run, self._waiting))
         for _ in range(len(earlier) - len(_one_message(reversed(earlier)))):
             self._remove_oldest()
@@ -106,26 +77,16 @@ class MetricOutbox:
             self._sent_at = None
 
     def __len__(self) -> int:
-        """Return the number of logged steps that the control plane has not confirmed yet."""
         return len(self._waiting)
 
     def connected(self) -> None:
-        """Record a new connection to the control plane.
-
-        The next message begins with the oldest unconfirmed value, because a confirmation may be lost with the old
-        connection.
-        """
+        """Record a new connection: the next message begins with the oldest unconfirmed value."""
         self._sent_at = None
 
     def due(self, now: float) -> MetricBatch | None:
-        """Return the message with logged values that the agent sends to the control plane now.
+        """Return the message to send at `now`: the oldest logged steps of one run with consecutive numbers.
 
-        Args:
-            now: monotonic seconds.
-
-        Returns:
-            The oldest logged steps in the queue that are of one run and have consecutive numbers. None if the queue is
-            empty, or for `AGAIN_SECONDS` after a message that is not confirmed yet.
+        None if the queue is empty, or for `AGAIN_SECONDS` after a message that is not confirmed yet.
         """
         if not self._waiting or (self._sent_at is not None and now - self._sent_at < AGAIN_SECONDS):
             return None
@@ -135,11 +96,7 @@ class MetricOutbox:
         return MetricBatch(run=run, first_number=first, points=tuple(point for _, _, point in sent))
 
     def confirm(self, next_number: int) -> None:
-        """Remove the logged values that the control plane has confirmed as stored.
-
-        Args:
-            next_number: the first number that is not stored.
-        """
+        """Remove confirmed values. `next_number` is the first number that is not stored."""
         while self._waiting and self._waiting[0][0] < next_number:
             self._remove_oldest()
             self._sent_at = None

@@ -1,4 +1,4 @@
-"""Derives the faults of a node from readings of its devices: GPUs, network cards, disks and memory. No I/O.
+"""Derives the faults of a node from readings of its devices: GPUs, network cards, disks and memory.
 
     gpu_xid          the GPU driver reported an Xid error within the last `XID_SECONDS`
     gpu_ecc          GPU memory lost data since the driver was loaded, or the GPU has no spare memory rows left
@@ -25,21 +25,20 @@ from dataclasses import dataclass, field
 from everstep.protocol.agent_messages import DEVICE_SILENT_SECONDS, FaultCode, NodeFault
 
 FIRST_SILENT_SECONDS = 60.0
-"""Seconds without a finished request after which a disk that never finished a request counts as silent.
+"""Seconds after which a disk that never finished a request counts as silent.
 
-A shorter time would be wrong for an idle disk whose driver shows finished requests as waiting. The agent writes to the
-disk when it starts, and the kernel writes this data back after at most 35 s. A working disk has finished a request by
-then.
-Source: Linux, Documentation/admin-guide/sysctl/vm.rst (dirty_expire_centisecs, dirty_writeback_centisecs).
+An idle disk's driver may show finished requests as waiting. The kernel writes the agent's first data back after at most
+35 s, so a working disk has finished a request by then. Source: Linux, Documentation/admin-guide/sysctl/vm.rst
+(dirty_expire_centisecs, dirty_writeback_centisecs).
 """
 XID_SECONDS = 600.0
-"""Seconds for which an Xid error of a GPU is reported. Lasting damage is reported as `gpu_lost` or `gpu_ecc`."""
+"""Seconds for which an Xid error is reported. Lasting damage is reported as `gpu_lost` or `gpu_ecc`."""
 THROTTLED_SECONDS = 10.0
 NIC_ERRORS = 100
 WINDOW_SECONDS = 60.0
 LOW_MEMORY_SHARE = 0.02
 LOW_SECONDS = 5.0
-"""Minimum duration of a reported memory shortage. A process that briefly allocates much memory is no fault."""
+"""Minimum duration of a reported shortage. A process that briefly allocates much memory is not a fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +48,11 @@ class GpuFacts:
     index: int
     name: str = ""
     xids: tuple[int, ...] = ()
-    """Xid errors since the last reading.
-
-    A simulated GPU reports its configured errors at every reading.
-    """
+    """Xid errors since the last reading. A simulated GPU reports its configured errors at every reading."""
     ecc_uncorrectable: int = 0
-    """Number of uncorrectable memory errors since the driver was loaded."""
     is_remapping_failed: bool = False
     slowed_by: tuple[str, ...] = ()
-    """Reasons why the GPU's clocks are reduced, except power limits and idleness.
-
-    Empty if the clocks are not reduced.
-    """
+    """Reasons why the GPU's clocks are reduced, except power limits and idleness."""
     is_lost: bool = False
     busy_percent: float | None = None
 
@@ -72,9 +64,8 @@ class LinkFacts:
     name: str
     is_up: bool
     error_count: int = 0
-    """Number of errors that the network card has counted so far."""
     byte_count: int | None = None
-    """Counter of the bytes sent and received; None if the counter cannot be read."""
+    """Bytes sent and received so far; None if the counter cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,35 +73,27 @@ class DiskQueue:
     """Counters of the I/O requests of one volume."""
 
     finished_count: int
-    """Counter of the finished requests of all kinds."""
     waiting_count: int
-    """Number of requests that the volume has accepted and not finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskWait:
-    """Observations of one disk volume over several readings, which show whether it still finishes requests."""
+    """Observations of one volume over several readings, which show whether it still finishes requests."""
 
     finished_count: int
+    # Some drivers count finished requests as waiting for ever. Only requests above this minimum count as waiting.
     least_waiting: int | None
-    """Lowest number of waiting requests in any reading at which the volume was idle or had made progress.
-
-    Some drivers count finished requests as waiting for ever. Only requests above this minimum therefore count as
-    waiting. None until a finished request has been observed.
-    """
+    """Lowest number of waiting requests while the volume was idle or made progress; None until it finished one."""
     since: float | None
-    """Monotonic time of the volume's last progress while requests waited; None while no request waits."""
+    """Monotonic time of the last progress while requests waited; None while no request waits."""
 
     @property
     def limit_seconds(self) -> float:
-        """Seconds without a finished I/O request after which the agent reports that the volume has stopped."""
+        """Seconds without a finished request after which the volume counts as silent."""
         return FIRST_SILENT_SECONDS if self.least_waiting is None else DEVICE_SILENT_SECONDS
 
     def is_stuck(self, now: float) -> bool:
-        """Return whether the volume has finished no I/O request for `limit_seconds`, although requests wait.
-
-        The agent then reports to the control plane that the volume has stopped.
-        """
+        """Return whether the volume has finished no request for `limit_seconds`, although requests wait."""
         return self.since is not None and now - self.since >= self.limit_seconds
 
 
@@ -122,9 +105,8 @@ class DiskFacts:
     is_read_only: bool
     free_bytes: int
     least_bytes: int
-    """Free bytes below which the file system counts as full."""
     queue: DiskQueue | None = None
-    """Request counts of the underlying volume; None if the counts cannot be read, or without a local volume."""
+    """None if the counts cannot be read, or without a local volume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,14 +114,14 @@ class NodeFacts:
     """The readings of all devices of the node at one time."""
 
     at: float
-    """Time at which the devices were read, in monotonic seconds."""
+    """Monotonic seconds."""
     gpus: tuple[GpuFacts, ...] = ()
     links: tuple[LinkFacts, ...] = ()
     disks: tuple[DiskFacts, ...] = ()
     memory_total_bytes: int = 0
     memory_available_bytes: int = 0
     kill_count: int | None = None
-    """Counter of the processes that the kernel has killed for lack of memory; None if the counter cannot be read."""
+    """Kernel kills for lack of memory so far; None if the counter cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +129,7 @@ class NodeHealth:
     """The current faults of a node's devices, and the earlier readings with which `judge` compares the next ones."""
 
     xids: Mapping[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
-    """Monotonic time at which each (GPU index, Xid) was last reported by the driver."""
+    """Monotonic time of the last report of each (GPU index, Xid)."""
     slowed_since: Mapping[int, float] = field(default_factory=dict[int, float])
     seen_up: frozenset[str] = frozenset()
     errors: Mapping[str, tuple[tuple[float, int], ...]] = field(
@@ -157,20 +139,12 @@ class NodeHealth:
     kills: tuple[tuple[float, int], ...] = ()
     low_since: float | None = None
     waits: Mapping[str, DiskWait] = field(default_factory=dict[str, DiskWait])
-    """The `DiskWait` of each volume. The key is the path of the file system."""
+    """By the path of the file system."""
     faults: tuple[NodeFault, ...] = ()
 
 
 def judge(before: NodeHealth, facts: NodeFacts) -> NodeHealth:
-    """Return the node's health after one more reading.
-
-    Args:
-        before: the result of the last call; a new `NodeHealth` for the first call.
-        facts: a reading that is later than the reading of the last call.
-
-    Returns:
-        The state for the next call, with the current faults, GPUs first.
-    """
+    """Return the node's health after one more reading. `before` is the last result, or a new `NodeHealth`."""
     now = facts.at
     new_xids = {(gpu.index, xid): now for gpu in facts.gpus for xid in gpu.xids}
     xids = {key: at for key, at in {**before.xids, **new_xids}.items() if now - at < XID_SECONDS}
@@ -236,11 +210,7 @@ def _of_links(
 
 
 def _wait(before: DiskWait | None, queue: DiskQueue, now: float) -> DiskWait:
-    """Return the observations of a volume's waiting requests after one more reading of its counters.
-
-    If requests wait at two readings and the volume finished none in between, at least one request has waited for the
-    whole time. The volume's wait (`since`) then continues. A finished request restarts or ends the wait.
-    """
+    """Return the observations of a volume after one more reading. A finished request restarts or ends the wait."""
     finished, waiting = queue.finished_count, queue.waiting_count
     least = before.least_waiting if before is not None else None
     if least is not None or waiting == 0 or (before is not None and before.finished_count != finished):
@@ -284,10 +254,8 @@ def _fault(code: FaultCode, message: str, device: str, xid: int | None = None) -
 
 
 def _window(before: tuple[tuple[float, int], ...], now: float, count: int) -> tuple[tuple[float, int], ...]:
-    """Return the readings of an error counter within the last `WINDOW_SECONDS`, with the new reading.
-
-    A counter that has decreased was reset, so all older readings are dropped.
-    """
+    """Return the readings of an error counter within the last `WINDOW_SECONDS`, with the new reading."""
+    # A counter that has decreased was reset.
     kept = before if not before or before[-1][1] <= count else ()
     return (*((at, seen) for at, seen in kept if now - at <= WINDOW_SECONDS), (now, count))
 

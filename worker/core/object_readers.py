@@ -1,15 +1,12 @@
-"""Decides which node reads which part of an S3 object that the shards of several nodes share. Pure.
-
-Each part has an order of the nodes, which depends only on the plan, the object's key and the part's number. The first
-node of this order that uses the object reads the part from S3. The other nodes get the part from this node:
+"""Decides which node reads which part of an S3 object that the shards of several nodes share.
 
     part     order of the nodes    reader, if only B and C use the object
     1        A  B  C               B
     2        B  C  A               B
     3        C  A  B               C
 
-Invariant: a node waits only for nodes before it in a part's order. Nodes therefore never wait for each other in a
-circle, even if each node skips other nodes as lost or slow.
+The order of a part depends only on the plan, the object's key and the part's number. Invariant: a node waits only for
+nodes before it in a part's order, so nodes never wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -23,18 +20,8 @@ from worker.core.shared_parts import LATE_SECONDS
 
 
 def reading_order(nodes: Sequence[NodeId], key: str, number: int) -> Iterator[NodeId]:
-    """Yield the nodes in the order in which they should read one part of an object from S3.
-
-    Consecutive parts begin with different nodes. If a node is lost, its parts are divided among all other nodes.
-
-    Args:
-        nodes: the nodes that share the reads.
-        key: key of the object in S3.
-        number: number of the part, from 1.
-
-    Yields:
-        All nodes, each once.
-    """
+    """Yield each node once, in the order in which they should read part `number` (from 1) of an S3 object."""
+    # Consecutive parts begin with different nodes. The parts of a lost node are divided among all others.
     left, rest = list(nodes), number + zlib.crc32(key.encode())
     while left:
         rest, place = divmod(rest, len(left))
@@ -43,30 +30,23 @@ def reading_order(nodes: Sequence[NodeId], key: str, number: int) -> Iterator[No
 
 @dataclass(frozen=True, slots=True)
 class ObjectReaders:
-    """The nodes from which one node gets parts of shared S3 objects while it loads its shards.
-
-    Immutable: a method that records an event returns a changed copy.
-    """
+    """The nodes from which one node gets parts of shared S3 objects while it loads its shards. Immutable."""
 
     here: NodeId
-    """The node that loads."""
     nodes: tuple[NodeId, ...]
-    """The nodes that load from S3 according to the plan (`reading_nodes`).
-
-    `here` is missing if the plan names a peer as its source, and this node loads from S3 nevertheless.
-    """
+    """The nodes that load from S3 by plan, without `here` if the plan names a peer as its source."""
     excluded: frozenset[NodeId] = frozenset()
     """Nodes that are lost or slow, or whose load has failed."""
     lacking: frozenset[tuple[NodeId, str]] = frozenset()
-    """Pairs of a node and an object's key: the node does not use the object, so it reads no part of it."""
+    """Pairs of a node and the key of an object that the node does not use."""
 
     @property
     def peers(self) -> tuple[NodeId, ...]:
-        """The nodes in `nodes` except this node (`here`) and the nodes in `excluded`."""
+        """The nodes in `nodes` except `here` and the nodes in `excluded`."""
         return tuple(node for node in self.nodes if node != self.here and node not in self.excluded)
 
     def reader(self, key: str, number: int) -> NodeId:
-        """Return the node that reads a part of an object from S3 for this node: another node, or this node (`here`)."""
+        """Return the node that reads a part of an object from S3: another node, or `here`."""
         for node in reading_order(self.nodes, key, number):
             if node == self.here or not (node in self.excluded or (node, key) in self.lacking):
                 return node
@@ -82,12 +62,5 @@ class ObjectReaders:
 
 
 def patience_seconds(own_seconds: float) -> float:
-    """Return how long a node waits for other nodes' parts after it has read its own parts.
-
-    Args:
-        own_seconds: seconds that the node needed for its own parts. The other nodes have about as many parts.
-
-    Returns:
-        The time in seconds, at least `LATE_SECONDS`.
-    """
+    """Return how many seconds a node waits for other nodes' parts after it has read its own parts in `own_seconds`."""
     return max(LATE_SECONDS, own_seconds)

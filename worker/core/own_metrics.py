@@ -1,15 +1,11 @@
-"""Everstep's own measurements of a job's iterations, published next to the values that the script logs. No I/O.
+"""Everstep's own measurements of a job's iterations, published next to the values that the script logs.
 
     Boundary, Captured ──▶ OwnMetrics ──at most every PERIOD_SECONDS──▶ one set of values
                                             rank 0's node: a MetricPoint, numbered and stored
                                             every node: the newest set, in its report
 
-An iteration is the training work from one finished optimizer step to the next. Each node measures only its first rank,
-because collective operations make the iterations of all ranks equally long. The control plane adds the newest values of
-all other nodes to each point of rank 0's node.
-
-Invariant: a node produces at most one set per `PERIOD_SECONDS`, however fast its steps and however many its ranks. A
-set contains only values of the fixed list in `OwnMetrics.due`.
+Each node measures only its first rank, because collective operations make all iterations equally long. Invariant: a
+node produces at most one set per `PERIOD_SECONDS`, with values of the fixed list in `OwnMetrics.due` only.
 """
 
 from __future__ import annotations
@@ -19,54 +15,42 @@ from dataclasses import dataclass, replace
 from everstep.protocol.rank_messages import OWN_METRICS
 
 PERIOD_SECONDS = 5.0
-"""Minimum seconds between two sets of measured values that a node publishes."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeUsage:
-    """Load of a node's GPUs, network cards and memory. A value is None if the node cannot measure it."""
+    """Load of a node's devices. A value is None if the node cannot measure it."""
 
     gpu_percent: float | None = None
-    """Mean utilization of the node's GPUs."""
     gpu_least_percent: float | None = None
     """Utilization of the least busy GPU. The mean of eight GPUs would hide one idle GPU."""
     network_bytes: int | None = None
-    """Counter of the bytes that the network cards have sent and received."""
     memory_total_bytes: int | None = None
     """Maximum memory that the agent and its ranks can use."""
     memory_available_bytes: int | None = None
     memory_limit_bytes: int | None = None
-    """Memory limit of the cgroup of the agent and its ranks; None if the machine's memory is the limit."""
+    """Limit of the cgroup of the agent and its ranks; None if the machine's memory is the limit."""
     rank_memory_bytes: int | None = None
     """Resident memory of the rank that uses the most memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnMetrics:
-    """Sums of a node's measurements since it last published metric values. Each method returns the new sums."""
+    """Sums of a node's measurements since its last set of values. Each method returns the new sums."""
 
     began_at: float | None = None
-    """Monotonic time at which the node last published metric values; None before the first time."""
+    """Monotonic time of the last set; None before the first."""
     iteration_count: int = 0
     step_seconds: float = 0.0
     blocked_seconds: float = 0.0
     replica_count: int = 0
     replicate_seconds: float = 0.0
     replica_bytes: int = 0
-    """Bytes that the node had sent to holders in total when it last published metric values."""
+    """Total bytes that the node had sent to holders at the last set."""
     usage: NodeUsage = NodeUsage()
-    """Use of the node's devices when the last set of values was published."""
 
     def iteration(self, seconds: float, blocked_seconds: float) -> OwnMetrics:
-        """Add one iteration of training to the sums.
-
-        Args:
-            seconds: duration of the iteration, from the end of one optimizer step to the end of the next.
-            blocked_seconds: part of `seconds` for which the snapshot blocked the rank.
-
-        Returns:
-            The new sums.
-        """
+        """Add one iteration, of which the snapshot blocked the rank for `blocked_seconds`."""
         return replace(
             self,
             iteration_count=self.iteration_count + 1,
@@ -75,23 +59,15 @@ class OwnMetrics:
         )
 
     def replicated(self, seconds: float) -> OwnMetrics:
-        """Add the duration of one snapshot's replication to the sums.
-
-        `seconds` is the time from the end of the snapshot's step until every holder in view had verified the snapshot.
-        """
+        """Add a replication of `seconds`, from the end of the step until every holder in view had verified it."""
         return replace(self, replica_count=self.replica_count + 1, replicate_seconds=self.replicate_seconds + seconds)
 
     def due(self, now: float, replica_bytes: int, usage: NodeUsage) -> tuple[dict[str, float], OwnMetrics]:
-        """Return a new set of measured values to publish, and the sums with which the next set begins.
+        """Return the values to publish at `now`, and the sums with which the next set begins.
 
-        Args:
-            now: monotonic time at which the last step ended.
-            replica_bytes: total bytes that this node has sent to holders.
-            usage: current use of the node's devices.
-
-        Returns:
-            Values by name, and the new sums. The values are means since the last set. Rates are included from the
-            second set on. If the last set is less than `PERIOD_SECONDS` old, there are no values, and the sums stay.
+        The values are means since the last set; rates are included from the second set on. If the last set is less than
+        `PERIOD_SECONDS` old, the values are empty and the sums stay. `replica_bytes` is the total that this node has
+        sent.
         """
         if self.began_at is not None and now - self.began_at < PERIOD_SECONDS:
             return {}, self

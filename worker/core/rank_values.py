@@ -1,7 +1,4 @@
-"""The newest values that the script logged on each rank of a node, for charts with one line per rank. No I/O.
-
-Rank 0's values are stored as numbered points (`worker.core.metric_outbox`). The reports of all nodes contain the newest
-values of the other ranks, and the control plane stores them beside rank 0's newest point.
+"""The newest values that the script logged on each rank of a node, for charts with one line per rank.
 
 Invariant: a report contains at most `MAX_NAMES` values per rank, and none for jobs of more than `MAX_SERIES` ranks.
 """
@@ -15,18 +12,18 @@ from everstep.protocol.ids import Rank
 from everstep.protocol.rank_messages import LogRecord
 
 MAX_NAMES = 32
-"""Maximum number of logged names per rank whose values a report contains. Values of further names are not reported."""
+"""Maximum number of logged names per rank. Values of further names are not reported."""
 
 
 class NewestValues:
-    """The newest logged values of the ranks of one generation on this node. `RankLines` owns the object."""
+    """The newest logged values of the ranks of one generation on this node."""
 
     def __init__(self, world_size: int) -> None:
         self._is_reported = world_size <= MAX_SERIES
         self._values: dict[Rank, dict[str, float]] = {}
 
     def record(self, rank: Rank, records: Sequence[LogRecord]) -> None:
-        """Keep the newest value of each name that a rank has logged. `records` are in the order of the log calls."""
+        """Keep the newest value of each name. `records` are in the order of the log calls."""
         if not self._is_reported:
             return
         held = self._values.setdefault(rank, {})

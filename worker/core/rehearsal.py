@@ -1,13 +1,12 @@
-"""The agreement of all ranks on a step S after which they rehearse (docs/design/rehearsal.md). No I/O.
+"""The agreement of all ranks on a step S after which they rehearse (docs/design/rehearsal.md).
 
     request ─▶ announced ──all ranks wait at S──▶ confirmed ──all ranks have passed S──▶ none
                   │  └─a rank has passed S - n: announced again at a later step, at most `MAX_ANNOUNCEMENTS` times
                   └─a rank cannot rehearse, or training ends: none
 
-n is the number of steps that the ranks repeat. `worker.core.rounds.Coordinator` owns the value.
-
-Invariant: a rehearsal is confirmed only while every rank waits at S and has kept its state at S - n. No two announced
-rehearsals of a generation have the same step, so an answer to one of them never counts for another.
+n is the number of steps that the ranks repeat. Invariant: a rehearsal is confirmed only while every rank waits at S and
+has kept its state at S - n. No two announced rehearsals of a generation have the same step, so an answer to one of them
+never counts for another.
 """
 
 from __future__ import annotations
@@ -20,11 +19,8 @@ from everstep.protocol.rank_messages import ECHO_UNABLE, ECHO_YES, NONE, RankSta
 from everstep.protocol.rounds import RankRound
 
 NO_STEP = Step(NONE)
+# Ranks of earlier releases answer no announcement, so that every announcement fails.
 MAX_ANNOUNCEMENTS = 3
-"""Maximum number of steps that the coordinator announces for one order.
-
-Ranks of earlier releases answer no announcement, so that every announcement fails.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +28,6 @@ class RehearsalAgreement:
     """State of the agreement. Each method returns the next state."""
 
     number: int = 0
-    """Number of the newest order."""
     steps: int = 0
     """The number n of steps to repeat; 0 if a restarted coordinator does not know it."""
     step: Step = NO_STEP
@@ -42,7 +37,7 @@ class RehearsalAgreement:
     """Steps that may still be announced for the order; 0 if the order is over."""
 
     def request(self, number: int, steps: int) -> RehearsalAgreement:
-        """Take an order. An order that arrives during a rehearsal begins no other rehearsal."""
+        """Accept an order. An order that arrives during a rehearsal begins no other rehearsal."""
         if number <= self.number or steps < 1:
             return self
         if self.state is not StopState.NONE:
@@ -50,12 +45,10 @@ class RehearsalAgreement:
         return replace(self, number=number, steps=steps, announcements_left=MAX_ANNOUNCEMENTS)
 
     def recover(self, ranks: Sequence[RankRound]) -> RehearsalAgreement:
-        """Return the state after a restart of the coordinator's agent, from the reports of all ranks.
-
-        A confirmed rehearsal that an agent has received continues. An announced rehearsal is withdrawn. Its step is
-        not announced again, because ranks' pages may still contain answers to it.
-        """
+        """Return the state after a restart of the coordinator's agent, from the reports of all ranks."""
         heard = max(each.heard_rehearsal for each in ranks)
+        # An announced rehearsal is withdrawn. Its step is not reused, because pages may still contain answers
+        # to it.
         is_confirmed = NONE < heard == max(each.confirmed_rehearsal for each in ranks)
         if not is_confirmed:
             return replace(self, step=heard)
@@ -63,15 +56,10 @@ class RehearsalAgreement:
         return RehearsalAgreement(number=self.number, step=heard, state=StopState.CONFIRMED)
 
     def advance(self, ranks: Sequence[RankRound], lead: int, *, is_ending: bool) -> RehearsalAgreement:
-        """Announce, confirm, withdraw or end the rehearsal, as far as the reports of all ranks permit.
+        """Announce, confirm, withdraw or end the rehearsal, as far as the newest reports of all ranks permit.
 
-        Args:
-            ranks: the newest report of every rank.
-            lead: number of steps from the highest boundary to the first step that every rank can still answer.
-            is_ending: True if a rank has closed, a stop is requested, or no further step is proposed.
-
-        Returns:
-            The next state. A second call may change it again.
+        `lead` counts the steps from the highest boundary to the first that every rank can answer. A second call may
+        change the state again.
         """
         if self.state is StopState.CONFIRMED:
             # The script may end at S.

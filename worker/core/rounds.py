@@ -1,20 +1,12 @@
 """The rounds of the step protocol (docs/design.md#rounds) as two pure state machines.
 
-One machine, `Shard`, has the state of one shard and runs on its owner's node. The other, `Coordinator`, has the state
-of a generation and runs on the coordinator's node.
-
     Coordinator ──(C, w)──▶ Shard ──wanted──▶ holders ──acknowledge──▶ Shard ──vote──▶ Coordinator
 
-C is the newest committed step and w is the proposed step. Each message contains the sender's newest state, so repeated
-or lost messages do no harm. `Shard.hear` applies the coordinator's newest state, and `Coordinator.report` applies a
-rank's newest state. `Coordinator.advance` derives the next state from all reports. Neither machine has a clock. When a
-timeout expires, the caller calls a method such as `Shard.drop` or `Coordinator.end_final_round`.
+`Shard` has the state of one shard and runs on its owner's node. `Coordinator` has the state of a generation. Neither
+has a clock: when a timeout expires, the caller calls a method such as `Shard.drop` or `Coordinator.end_final_round`.
 
-Invariant: within a generation, C never decreases. Only two steps may be proposed a second time. The base may be
-proposed again after a restart of the coordinator's agent. The final step may be proposed again once every rank has
-reported that it has dropped the first proposal.
-
-The module has more than 500 lines. Both machines stay in one module, because every change of the protocol changes both.
+Invariant: within a generation, C never decreases. Only two steps may be proposed a second time: the base after a
+restart of the coordinator's agent, and the final step once every rank has reported that it dropped the first proposal.
 """
 
 from __future__ import annotations
@@ -29,42 +21,27 @@ from worker.core.lead import Lead
 from worker.core.rehearsal import RehearsalAgreement
 
 NONE = Step(-1)
-"""Value of a step field that contains no step."""
+# Reports of up to 1,024 ranks share one message, and the text of a script's exception can have any length.
 REASON_BYTES = 500
-"""Maximum length in bytes of the reason why a step is abandoned.
-
-Reports of up to 1,024 ranks share one message. The limit keeps this message small, because the text of a script's
-exception can have any length.
-"""
+"""Maximum length of the reason why a step is abandoned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """State of one shard on its owner's node: its holders, sealed steps and vote on the proposed step.
-
-    The owner's agent holds one object per local rank. Each method returns the next state.
-    """
+    """State of one shard on its owner's node. Each method returns the next state."""
 
     base: Step
-    """The base of the generation; 0 if training starts at the state that the script builds."""
+    """0 if training starts at the state that the script builds."""
     peers: tuple[NodeId, ...]
-    """The nodes, except the owner's own node, that the plan names as holders of this shard."""
+    """The planned holders of this shard, except the owner's own node."""
     view: frozenset[NodeId]
-    """The peers in view: the holders on other nodes for which a commit waits at this moment.
-
-    The vote ACKED on a step requires that each of these peers has acknowledged the step.
-    """
+    """The peers in view. The vote ACKED on a step requires that each of them has acknowledged the step."""
+    # The owner is sending these peers the committed step from its slot. A commit without them would allow the rank
+    # to overwrite this slot.
     returning: frozenset[NodeId] = frozenset()
-    """Peers outside the view that answer again, or that have lost the committed step.
-
-    A vote also waits for these peers, because the owner is sending them the committed step from its slot. A commit
-    without them would allow the rank to overwrite this slot.
-    """
+    """Peers outside the view that answer again, or that have lost the committed step. A vote also waits for them."""
     silent: frozenset[NodeId] = frozenset()
-    """Dropped peers from which no message has arrived since the owner dropped them from the view.
-
-    An acknowledgement that such a peer sent before the drop does not return the peer to the view.
-    """
+    """Dropped peers that have sent no message since. An acknowledgement from before the drop does not return a peer."""
     committed: Step = NONE
     proposed: Step = NONE
     vote: Vote = Vote.NONE
@@ -73,25 +50,15 @@ class Shard:
     sealed: frozenset[Step] = frozenset()
     """Steps whose state is sealed in the owner's slots: the base, and steps of this generation."""
     capturing: Step = NONE
-    """The proposed step while its rank still captures it; `NONE` otherwise.
-
-    Parts that are already captured may be sent to the holders.
-    """
+    """The proposed step while its rank still captures it, so that parts of it may be sent; `NONE` otherwise."""
     held: frozenset[tuple[NodeId, Step]] = frozenset()
-    """Pairs (peer, step): the peer has acknowledged that it holds the step, and the acknowledgement is still valid."""
+    """Pairs (peer, step) of the valid acknowledgements."""
     has_parity: bool = False
-    """True if the peers combine this shard with other shards into shares.
-
-    A peer then acknowledges a step when its share of that step is sealed. The owner sends such a peer only sealed
-    steps, because a combined chunk cannot be removed from a share.
-    """
+    """True if the peers combine this shard into shares. A peer then acknowledges when it seals its share."""
 
     @classmethod
     def begin(cls, base: Step, peers: tuple[NodeId, ...], *, has_parity: bool = False) -> Shard:
-        """Return the state of a shard at the start of a generation.
-
-        Commits wait for all other planned holders (`peers`). The owner's node has sealed the base, unless it is step 0.
-        """
+        """Return the state at the start of a generation. The owner has sealed the base, unless it is step 0."""
         sealed = frozenset({base} if base else ())
         return cls(base=base, peers=peers, view=frozenset(peers), sealed=sealed, has_parity=has_parity)
 
@@ -107,12 +74,7 @@ class Shard:
         sealed: frozenset[Step],
         has_parity: bool = False,
     ) -> Shard:
-        """Return the shard's state when a restarted agent takes over the running generation.
-
-        The rank's page contains the committed step, the proposed step and the vote. The slots contain the sealed steps.
-        All holders are in view again, until they are silent for too long (the holder deadline). Each holder reports its
-        sealed steps when it connects.
-        """
+        """Return the state after a restart of the agent, from the rank's page and the slots. All peers are in view."""
         return cls(
             base=base,
             peers=peers,
@@ -125,10 +87,7 @@ class Shard:
         )
 
     def hear(self, committed: Step, proposed: Step) -> Shard:
-        """Apply the coordinator's newest committed and proposed step.
-
-        An announcement with a lower committed step arrived late and is ignored.
-        """
+        """Apply the coordinator's newest committed and proposed step. A lower committed step is late and is ignored."""
         if committed < self.committed:
             return self
         held = frozenset((peer, step) for peer, step in self.held if step >= committed)
@@ -152,10 +111,9 @@ class Shard:
         return updated._settled()
 
     def capture(self, step: Step) -> Shard:
-        """Record that the rank is copying its state at `step` into a slot, and has finished the first parts.
+        """Record that the first parts of `step` are copied.
 
-        Senders may now send these parts to the holders. If `step` is not the proposed step, or the rank has already
-        voted on it or sealed it, the call changes nothing.
+        No effect unless it is proposed and still to be captured.
         """
         is_awaited = step == self.proposed != self.base and self.vote is Vote.NONE and step not in self.sealed
         return replace(self, capturing=step) if is_awaited else self
@@ -167,23 +125,17 @@ class Shard:
         )._settled()
 
     def forget(self, step: Step) -> Shard:
-        """Record that the owner's node has overwritten its slot of `step` with another step.
-
-        The rank may capture `step` again with another result, so the holders' acknowledgements of `step` no longer
-        count. Acknowledgements of the newest committed step stay valid, because the rank never captures this step
-        again.
-        """
+        """Record that the owner's node has overwritten its slot of `step`."""
+        # The rank may capture `step` again with another result, so acknowledgements of it no longer count. It
+        # never captures the newest committed step again.
         held = self.held if step == self.foundation else frozenset(each for each in self.held if each[1] != step)
         return replace(self, sealed=self.sealed - {step}, held=held)
 
     def abandon(self, step: Step, reason: str, *, late: bool = False) -> Shard:
-        """Record that the rank does not capture `step`, and vote ABANDON.
-
-        `late` is True if the rank received the proposal too late, so that the coordinator must propose earlier. The
-        base is never captured, so it cannot be abandoned.
-        """
+        """Record that the rank does not capture `step`, and vote ABANDON. The base cannot be abandoned."""
         if step != self.proposed or self.vote is not Vote.NONE or step == self.base or step in self.sealed:
             return self
+        # `late` makes the coordinator propose earlier.
         return replace(self, capturing=NONE, vote=Vote.ABANDON, reason=_cut(reason), is_late=late)
 
     def acknowledge(self, peer: NodeId, step: Step) -> Shard:
@@ -191,10 +143,7 @@ class Shard:
         return replace(self, held=self.held | {(peer, step)}, silent=self.silent - {peer})._confirmed(peer)._settled()
 
     def inventory(self, peer: NodeId, steps: frozenset[Step]) -> Shard:
-        """Record that `peer` has connected, and that it holds exactly the sealed `steps` of this shard.
-
-        Acknowledgements of the peer for steps that are not in `steps` are revoked.
-        """
+        """Record that `peer` has connected and holds exactly `steps`. Other acknowledgements are revoked."""
         held = frozenset(each for each in self.held if each[0] != peer) | {(peer, step) for step in steps}
         lost = {peer} if self.committed != NONE and peer in self.view and self.committed not in steps else set[NodeId]()
         updated = replace(
@@ -203,27 +152,18 @@ class Shard:
         return updated._confirmed(peer)._settled()
 
     def answer(self, peer: NodeId) -> Shard:
-        """Record that a `peer` that was dropped from the view accepts data again.
-
-        The owner's votes ACKED then wait for this peer too, unless the peer is dropped again.
-        """
+        """Record that a dropped `peer` accepts data again. Votes then wait for it, unless it is dropped again."""
         is_back = peer in self.awaited or peer not in self.peers
         return self if is_back else replace(self, returning=self.returning | {peer}, silent=self.silent - {peer})
 
     def drop(self, peer: NodeId) -> Shard:
-        """Drop `peer` from the view, because it missed the holder deadline.
-
-        Commits continue without the peer, and the agent reports the job's protection as degraded.
-        """
+        """Drop `peer` from the view, because it missed the holder deadline."""
         silent = self.silent | ({peer} & frozenset(self.peers))
         return replace(self, view=self.view - {peer}, returning=self.returning - {peer}, silent=silent)._settled()
 
     def wanted(self, peer: NodeId) -> Step:
-        """Return the step that the owner sends to the holder `peer` next, or `NONE`.
-
-        A holder first receives the committed step (before the first commit: the base), then the proposed step. Without
-        parity, the owner sends the proposed step already while its rank captures it.
-        """
+        """Return the step that the owner sends to `peer` next: the foundation, then the proposed step; or `NONE`."""
+        # A combined chunk cannot be removed from a share, so only sealed steps are sent with parity.
         capturing = NONE if self.has_parity else self.capturing
         for step in (self.foundation, self.proposed):
             if step != NONE and (step in self.sealed or step == capturing) and (peer, step) not in self.held:
@@ -231,21 +171,14 @@ class Shard:
         return NONE
 
     def is_capturable(self, half: RankHalf) -> bool:
-        """Return whether the rank can still capture the proposed step.
-
-        A rank that has begun the step after the proposed step can no longer capture it. `half` is the rank's half of
-        its page.
-        """
+        """Return whether the rank can still capture the proposed step: it has not begun the step after it."""
         if self.proposed == NONE or self.proposed in self.sealed:
             return False
         is_before = half.boundary < self.proposed
         return is_before or (half.boundary == self.proposed and half.standing is not RankStanding.MOVING)
 
     def _confirmed(self, peer: NodeId) -> Shard:
-        """Put `peer` back into the view if it holds the committed step (before the first commit: the base).
-
-        After the owner's vote, the view does not change.
-        """
+        """Put `peer` into the view if it holds the foundation and the owner has not voted."""
         if peer in self.view or peer not in self.peers or self.vote is not Vote.NONE or self.foundation == NONE:
             return self
         is_there = (peer, self.foundation) in self.held
@@ -253,7 +186,7 @@ class Shard:
 
     @property
     def awaited(self) -> frozenset[NodeId]:
-        """Holders for whose acknowledgement the owner's vote waits: those in view, and those returning to the view."""
+        """Holders for whose acknowledgement the owner's vote waits."""
         return self.view | self.returning
 
     @property
@@ -263,7 +196,7 @@ class Shard:
 
     @property
     def foundation(self) -> Step:
-        """The newest committed step; before the first commit, the step from which the generation started."""
+        """The newest committed step; before the first commit, the base."""
         return self.committed if self.committed != NONE else (self.base or NONE)
 
     def _settled(self) -> Shard:
@@ -279,21 +212,9 @@ def _cut(reason: str) -> str:
 
 
 def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
-    """Return a rank's answer to an announced stop, which the rank's agent reports.
-
-    A rank answers only at boundaries. A rank that has already passed the step of the stop saw the announcement too
-    late. This rank may wait in a collective for other ranks, which wait at the stop, and so never reach its next
-    boundary. The agent therefore answers ECHO_NO for it, and the coordinator announces a later stop.
-
-    Args:
-        half: the part of the shared page that the rank writes.
-        stop: step of the stop that the agent has announced on the page; -1 without a stop.
-        state: state of that stop on the agent's half.
-
-    Returns:
-        (the stop that is answered, `ECHO_YES` or `ECHO_NO`). If the agent need not answer for the rank, the result is
-        the rank's own answer.
-    """
+    """Return (the answered stop, `ECHO_YES` or `ECHO_NO`), given the stop on the rank's page (-1 for none)."""
+    # A rank that has passed the stop may wait in a collective for ranks that wait at the stop, and so never reach
+    # its next boundary. The agent answers for it, and the coordinator announces a later stop.
     if state is StopState.ANNOUNCED and half.echo_step != stop and half.boundary >= stop:
         return stop, ECHO_NO
     return Step(half.echo_step), half.echo
@@ -301,96 +222,54 @@ def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    """State of the coordinator of one generation: the committed step, the proposed step and the reports of all ranks.
-
-    At most one step is proposed at a time, the same for all ranks. Each method returns the next state.
-    """
+    """State of the coordinator of one generation. Each method returns the next state."""
 
     world_size: int
     base: Step
     every_steps: int
-    """Steps between two checkpoints in S3; 0 for no interval in steps.
-
-    Checkpoints by time, on a user's request, and at a stop do not depend on this value.
-    """
+    """Steps between two checkpoints in S3; 0 for no interval in steps."""
     slot_count: int = 2
     stored: Step = FIRST_STEP
     """Step of the newest complete checkpoint in S3 at the start of the generation; 0 without one."""
     strayed: frozenset[Rank] = frozenset()
-    """Ranks whose full protection the coordinator announces (`worker.core.strays.strayed`).
-
-    A rank is fully protected when all planned holders have its shard. The set contains the ranks with a stray (a shard
-    on a node to which the new plan does not assign it), and all other ranks of the nodes that run these ranks.
-    """
+    """Ranks whose full protection the coordinator announces (`worker.core.strays.strayed`)."""
     is_relayout: bool = False
-    """True if another number of ranks than the current one captured the base (a relayout).
-
-    No slot then contains a shard of the current layout at the base, so the base is neither proposed nor uploaded.
-    """
+    """True after a relayout: no slot contains the base in this layout, so it is neither proposed nor uploaded."""
     max_uploads: int = 1
-    """Maximum number of steps that agents upload at the same time."""
     distance: int = 1
-    """Minimum steps from a committed step to the next proposed step.
-
-    The coordinator's node sets it so that snapshots slow training only within `Protection.MaxSlowdown`
-    (`worker.core.budget`).
-    """
+    """Minimum steps from a committed step to the next proposed step (`worker.core.budget`)."""
     committed: Step = NONE
     proposed: Step = NONE
     newest: Step = NONE
-    """The highest step that was proposed in this generation.
-
-    Each later proposal is higher, except for the base and the final step (see the module's invariant).
-    """
     ranks: tuple[RankRound, ...] = ()
     """The newest report of each rank that has reported, in order of rank."""
     lead: Lead = field(default_factory=Lead)
     cadence: int = 1
-    """Steps between the last two commits, but at most twice the value before.
-
-    A proposal may be this many steps later than necessary, so that it falls on a multiple of `every_steps`. Without the
-    limit, one long interval between commits, such as an outage, would allow an equally long delay.
-    """
+    """Steps between the last two commits, at most twice the value before: the limit for delays to a multiple."""
+    # If uploads or exports of older steps use all slots, the final step is marked while it is only proposed. Agents
+    # then end these to free a slot.
     persist: Step = NONE
-    """The newest step to upload to S3, or `NONE`.
-
-    The step is committed, or it is the restored step of a job that is stopped before its first commit. Exception: if
-    uploads or exports of older steps use all slots, the final step is marked while it is only proposed. Agents then end
-    the older upload and the export to free a slot.
-    """
+    """The newest step to upload, committed or the base of a job that stops before a commit; or `NONE`."""
+    # An agent reports only its newest finished uploads (`worker.core.slots.newest_uploads`). No commit is marked
+    # while an agent uploads a step outside this tuple, so that each checkpoint can become complete.
     marked: tuple[Step, ...] = ()
-    """The newest commits that were marked for upload, at most `max_uploads`, in increasing order.
-
-    No further commit is marked while any agent uploads a step that is not in this tuple. An agent reports only its
-    newest finished uploads (`worker.core.slots.newest_uploads`). After too many newer uploads, the other agents would
-    no longer report their shards of the older step, and its checkpoint would never become complete.
-    """
+    """The newest commits that were marked for upload, at most `max_uploads`, in increasing order."""
     wanted: Step = NONE
     """The first commit at or above this step must be uploaded, on a user's request; `NONE` without a request."""
     urgent: Step = NONE
-    """The first commit at or above this step must be uploaded, because AWS announced a node's end.
-
-    The value is `NONE` without such a request. If all slots are in use, agents end an export of a snapshot to free a
-    slot for this upload.
-    """
+    """As `wanted`, because AWS announced a node's end. Agents end an export if they need its slot for this upload."""
     is_recovering: bool = False
-    """True from a restart of the coordinator's agent until every rank's agent has reported.
-
-    The coordinator proposes no step during this time.
-    """
+    """True from a restart of the coordinator's agent until every rank has reported. No step is proposed meanwhile."""
     stop_requested: bool = False
     stop: Step = NONE
     stop_state: StopState = StopState.NONE
     rehearsal: RehearsalAgreement = field(default_factory=RehearsalAgreement)
     final: Step = NONE
-    """The last step of the training, once all ranks wait after it; `NONE` before that.
-
-    The coordinator proposes this step, and the ranks wait for its commit.
-    """
+    """The last step of the training, once all ranks wait after it for its commit; `NONE` before."""
     is_finished: bool = False
 
     def begin(self) -> Coordinator:
-        """Return the coordinator of a new generation after its first proposal (docs/design.md#rounds)."""
+        """Return the coordinator of a new generation after its first proposal."""
         return self._propose()
 
     def recover(self) -> Coordinator:
@@ -398,35 +277,23 @@ class Coordinator:
         return replace(self, is_recovering=True)
 
     def report(self, *rounds: RankRound) -> Coordinator:
-        """Apply the newest reports of some ranks, then commit, propose or stop if the reports permit (`advance`)."""
+        """Apply the newest reports of some ranks, then `advance`."""
         newest = {each.rank: each for each in (*self.ranks, *rounds)}
         return replace(self, ranks=tuple(newest[rank] for rank in sorted(newest))).advance()
 
     def keep_distance(self, distance: int) -> Coordinator:
-        """Set the minimum number of steps from a commit to the next proposal.
-
-        A step that is already proposed is not affected.
-        """
+        """Set the minimum number of steps from a commit to the next proposal."""
         return replace(self, distance=distance)
 
     def request_checkpoint(self, step: Step, *, ends_exports: bool = False) -> Coordinator:
-        """Request the upload of the next commit at or after `step`. A repeated request changes nothing.
-
-        The current commit is not uploaded, because nodes may be about to reuse its slot. The announcement of a later
-        commit also names the step to upload, so that each node pins its slot before the slot can be reused.
-
-        Args:
-            step: the lowest step to upload.
-            ends_exports: True if agents must end the export of a snapshot when the upload needs the export's slot.
-
-        Returns:
-            The coordinator with the request.
-        """
+        """Request the upload of the next commit at or after `step`; with `ends_exports`, agents end exports for it."""
+        # The current commit is not uploaded, because nodes may be about to reuse its slot. The announcement of
+        # a later commit names the step to upload, so each node pins its slot in time.
         urgent = max(self.urgent, step) if ends_exports else self.urgent
         return replace(self, wanted=max(self.wanted, step), urgent=urgent)
 
     def request_stop(self) -> Coordinator:
-        """Request that all ranks stop after the same step (an agreed stop). Repeated requests change nothing."""
+        """Request that all ranks stop after the same step. Repeated requests change nothing."""
         return replace(self, stop_requested=True).advance()
 
     def request_rehearsal(self, number: int, steps: int) -> Coordinator:
@@ -434,39 +301,26 @@ class Coordinator:
         return replace(self, rehearsal=self.rehearsal.request(number, steps)).advance()
 
     def end_final_round(self) -> Coordinator:
-        """Record that the ranks have waited too long for the commit of the final step.
-
-        The ranks then exit, and the newest committed step is the final state.
-        """
+        """Record that the ranks waited too long for the final commit. They exit at the newest committed step."""
         return replace(self, is_finished=True).advance() if self.final != NONE else self
 
     def halt(self) -> Coordinator:
-        """Record that the control plane has ordered the agents to kill the ranks after a requested stop.
-
-        No further step is proposed, and the committed step becomes the job's final state. Without a requested stop, the
-        call changes nothing.
-        """
+        """Record that agents kill the ranks. After a requested stop, the committed step becomes the final state."""
         return replace(self, is_finished=True, proposed=NONE).advance() if self._is_stopping else self
 
     @property
     def highest_boundary(self) -> Step:
-        """The highest step that any rank has reported as finished; before any report, the step that was restored.
-
-        At most `MAX_RANK_STEP`, whatever a peer reports.
-        """
+        """The highest step that any rank has finished, at most `MAX_RANK_STEP`; before any report, the base."""
         return Step(min(max((each.boundary for each in self.ranks), default=self.base), MAX_RANK_STEP))
 
     @property
     def held(self) -> tuple[Rank, ...]:
-        """Ranks in `strayed` whose shards all planned holders have sealed, at the base or a later step.
-
-        The coordinator announces these ranks, so that nodes drop their strays. A rank with a holder out of view is left
-        out: its steps are committed without that holder's copy.
-        """
+        """Ranks in `strayed` whose shards all planned holders have sealed, at the base or a later step."""
         return tuple(
             each.rank
             for each in self.ranks
             if each.rank in self.strayed
+            # Steps of a rank with a holder out of view are committed without that holder's copy.
             and not each.out_of_view
             and (each.committed != NONE or (each.proposed == self.base and each.vote is Vote.ACKED))
         )
@@ -488,10 +342,7 @@ class Coordinator:
 
     @property
     def due_step(self) -> Step:
-        """The lowest step that is due as a checkpoint by the interval in steps (`every_steps`).
-
-        The first commit at or above this step is uploaded. The value is `NONE` without such an interval.
-        """
+        """The next commit at or above this step is due by `every_steps`; `NONE` without such an interval."""
         if not self.every_steps:
             return NONE
         floor = self.persist if self.persist != NONE else self.stored
@@ -499,14 +350,11 @@ class Coordinator:
 
     @property
     def is_complete(self) -> bool:
-        """True if the coordinator has received at least one report about every rank of the generation."""
+        """True if every rank of the generation has reported."""
         return len(self.ranks) == self.world_size
 
     def advance(self) -> Coordinator:
-        """Commit or abandon the proposed step, propose the next step, or stop, as far as the ranks' reports permit.
-
-        A second call with the same reports changes nothing.
-        """
+        """Commit, abandon, propose or stop, as far as the reports permit. A second call changes nothing."""
         before, after = None, self
         while after != before:
             before, after = (
@@ -574,31 +422,22 @@ class Coordinator:
         )
 
     def _persist(self, committed: Step) -> Step:
-        """Return the step that the coordinator marks for upload to S3 after the commit of the step `committed`.
-
-        The result is `committed` if a checkpoint is due and another upload may begin, otherwise the step that was
-        marked before. The base counts as a commit, because the earlier generation may have ended before it uploaded the
-        base.
-        """
+        """Return `committed` if a checkpoint is due and another upload may begin, otherwise the step marked before."""
         if not self._may_mark:
             # The running uploads must end first. The checkpoint stays due, so a later call marks a step for upload.
             return self.persist
         if self.persist < self.wanted <= committed:
             return committed
+        # This includes the base: the earlier generation may have ended before it uploaded the base.
         return committed if NONE < self.due_step <= committed else self.persist
 
     @property
     def _may_mark(self) -> bool:
-        """True if another step may be marked for upload to S3 (see `max_uploads` and `marked`)."""
         running = self.uploads_in_flight
         return len(running) < self.max_uploads and running <= {*self.marked}
 
     def _stopping(self) -> Coordinator:
-        """Agree with all ranks on the step after which they stop (docs/design.md#agreed-stop).
-
-        The coordinator announces a step and collects the ranks' answers. It confirms the stop if all ranks accept it,
-        and withdraws the stop if a rank rejects it.
-        """
+        """Agree with all ranks on the step after which they stop (docs/design.md#agreed-stop)."""
         if self.is_recovering or not self.is_complete or self.stop_state is StopState.CONFIRMED:
             return self
         if self.stop_state is StopState.NONE:
@@ -627,17 +466,14 @@ class Coordinator:
         return replace(self, rehearsal=self.rehearsal.advance(self.ranks, self.lead.steps, is_ending=is_ending))
 
     def _closing(self) -> Coordinator:
-        """Propose the final step when all ranks have stopped or called `close` after the same step.
-
-        The rounds end after the commit of this step. If the ranks stopped or called `close` after different steps, no
-        common final step exists, and the rounds finish without a final step.
-        """
+        """Propose the final step when all ranks have stopped or called `close` after the same step."""
         if self.is_recovering or self.is_finished or not self.is_complete:
             return self
         standing = [each for each in self.ranks if each.standing is not RankStanding.MOVING]
         if len(standing) < self.world_size:
             return self
         boundaries = {each.boundary for each in standing}
+        # Without a common last step, the rounds finish without a final step.
         if len(boundaries) > 1:
             return replace(self, is_finished=True, proposed=NONE)
         (boundary,) = boundaries
@@ -648,20 +484,12 @@ class Coordinator:
         return self
 
     def _left_behind(self) -> Coordinator:
-        """Mark the newest complete step for upload once all ranks have finished.
-
-        The newest complete step is the committed step; without a commit, it is the base. Nodes are released after the
-        job, so S3 must store this step.
-        """
+        """Mark the newest complete step for upload once all ranks have finished. Nodes are released after the job."""
         foundation = self.committed if self.committed != NONE else (self._held_base or NONE)
         return replace(self, persist=foundation) if self.is_finished else self
 
     @property
     def _held_base(self) -> Step:
-        """The base (the step that the generation starts from) if slots can contain it, otherwise 0.
-
-        After a relayout (a change of the number of ranks), no slot contains a shard of the current layout at the base.
-        """
         return FIRST_STEP if self.is_relayout else self.base
 
     @property
@@ -700,15 +528,11 @@ class Coordinator:
 
     @property
     def ends_exports(self) -> bool:
-        """True if agents must end an export of a snapshot, so that its slot is free for an urgent checkpoint.
-
-        A checkpoint is urgent, for example, after AWS's notice that it will end a node.
-        """
+        """True if agents must end an export, so that its slot is free for an urgent checkpoint."""
         return self.persist < self.urgent and self._is_full and any(each.held_step != NONE for each in self.ranks)
 
     @property
     def _is_full(self) -> bool:
-        """True if on some rank no slot is free: uploads, an export and the committed step use all slots."""
         unavailable = self.committed, NONE
         return any(
             len({*each.pinned_steps, each.held_step}.difference(unavailable)) >= self.slot_count - 1

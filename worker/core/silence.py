@@ -1,19 +1,10 @@
-"""Measures for how long a holder is silent, without the time in which the owner could not receive messages. No I/O.
+"""Measures for how long a holder is silent, without the time in which the owner could not receive messages.
 
     data is due and requested                ──▶ silent  ── progress, or nothing due or requested ──▶ not silent
     attempts fail, each after some progress  ──▶ failing ── an attempt succeeds, or nothing is due ──▶ not failing
 
-An attempt is one transfer of a step to the holder. A single attempt that fails after some progress is a broken
-connection: the holder keeps the received chunks, and the next attempt sends the rest. An attempt without any progress
-counts as silence.
-
-If a holder is silent or failing for as long as the holder deadline, the owner drops it from the view. Commits then no
-longer wait for this holder. When the holder answers again, it returns to the view. After a first drop for silence, it
-returns at once. After any other drop, it must stay out for a time that doubles with each drop. A persistent fault
-therefore delays commits less and less often.
-
-The owner checks the holder once per period. If a check is late, the owner itself did not run, and messages from this
-time are still unread.
+At the holder deadline, the owner drops a silent or failing holder from the view. After a first drop for silence, the
+holder returns as soon as it answers. After any other drop, it must stay out for a time that doubles with each drop.
 
 Invariant: time in which the owner did not run or was busy never counts as a holder's silence.
 """
@@ -29,56 +20,30 @@ LATE_RATIO = 2.0
 
 @dataclass(frozen=True, slots=True)
 class HolderSilence:
-    """Measures how long one holder has been silent or failing. The owner's agent holds one object per holder.
-
-    Times are seconds of any monotonic clock.
-    """
+    """Measures how long one holder has been silent or failing, in seconds of any monotonic clock."""
 
     period_seconds: float
-    """Seconds between two of the owner's checks of the holder."""
     checked_at: float = -math.inf
     owed_since: float | None = None
-    """Time since which the holder has made no progress although it lacks data; None if the holder is not silent.
-
-    Time in which the owner was busy or did not run shifts this value forward, so that it does not count.
-    """
+    """Start of the silence, or None. Time in which the owner was busy or did not run shifts it forward."""
     failing_since: float | None = None
-    """Time at which the current series of failed attempts, each with some progress, began. None without a series.
-
-    Time in which the owner was busy or did not run shifts this value forward, so that it does not count.
-    """
+    """Start of a series of failed attempts, each with some progress, or None. Shifted like `owed_since`."""
     has_progressed: bool = False
-    """True if the holder has made progress since the last failed attempt."""
     has_failed: bool = False
-    """True after one attempt to send failed with some progress.
-
-    A second such attempt begins a series of failures (`failing_since`).
-    """
+    """True after one attempt failed with some progress. A second one begins a series."""
     returns_at: float = -math.inf
     """Earliest time at which a dropped holder may return to the view; -inf after a success."""
     apart_seconds: float = 0.0
-    """Seconds for which the holder had to stay out of the view after the last drop.
-
-    The next drop at least doubles this time, unless a success of the holder resets it.
-    """
+    """Seconds for which the holder had to stay out after the last drop. The next drop at least doubles them."""
 
     def checked(self, now: float, *, is_owed: bool, is_asked: bool, is_occupied: bool) -> HolderSilence:
-        """Return the state after the owner's next periodic check of the holder.
+        """Return the state after the owner's next periodic check at `now`.
 
-        While `is_owed` and `is_asked` are True, the time since the last check counts as silence. It does not count if
-        `is_occupied` is True, or if this check is late (`LATE_RATIO`). If `is_owed` or `is_asked` is False, the silence
-        ends. If `is_owed` is False, a series of failed attempts to send (`failing_since`) ends too.
-
-        Args:
-            now: current time in seconds.
-            is_owed: True if the holder lacks data that the owner can send.
-            is_asked: False while the owner itself delays this data, for example until the network is idle.
-            is_occupied: True while the owner must first finish other work, such as a digest of its own slot.
-
-        Returns:
-            The new state.
+        `is_owed` is True if the holder lacks data that can be sent. `is_asked` is False while the owner delays this
+        data, `is_occupied` True while it must finish other work first, such as a digest of its own slot.
         """
         elapsed = now - self.checked_at
+        # After a late check, the owner itself did not run, and messages from this time are still unread.
         left_out = elapsed if is_occupied or elapsed > LATE_RATIO * self.period_seconds else 0.0
         owed = now if self.owed_since is None else self.owed_since + left_out
         failing = None if self.failing_since is None else min(now, self.failing_since + left_out)
@@ -88,7 +53,7 @@ class HolderSilence:
         return checked if is_owed else checked.succeeded()
 
     def progressed(self) -> HolderSilence:
-        """Record that the holder has made progress: it has answered, or accepted data."""
+        """Record that the holder has answered, or accepted data."""
         return (
             self
             if self.owed_since is None and self.has_progressed
@@ -96,12 +61,8 @@ class HolderSilence:
         )
 
     def failed(self, now: float) -> HolderSilence:
-        """Record a failed attempt to send to the holder.
-
-        An attempt without any progress of the holder changes nothing here, because its time already counts as silence.
-        The second attempt that failed after some progress begins a series of failures (`failing_since`). Further
-        progress does not end the series.
-        """
+        """Record a failed attempt to send. The second one after some progress begins a series of failures."""
+        # The time of an attempt without any progress already counts as silence.
         if self.failing_since is not None or not self.has_progressed:
             return self
         return replace(self, failing_since=now if self.has_failed else None, has_progressed=False, has_failed=True)
@@ -115,10 +76,7 @@ class HolderSilence:
         return replace(self, failing_since=None, has_failed=False, returns_at=-math.inf, apart_seconds=0.0)
 
     def given_up(self) -> HolderSilence:
-        """Record that the owner dropped the holder from the view, and set how long the holder must stay out.
-
-        A call during that time (`may_return` is False) changes nothing.
-        """
+        """Record that the owner dropped the holder. A call while `may_return` is False changes nothing."""
         if not self.may_return:
             return self
         in_vain = self.failing_since is not None or self.returns_at > -math.inf
@@ -127,7 +85,7 @@ class HolderSilence:
 
     @property
     def may_return(self) -> bool:
-        """True if, at the last check, the holder had been dropped from the view for `apart_seconds`."""
+        """True if, at the last check, the holder had been dropped for `apart_seconds`."""
         return self.checked_at >= self.returns_at
 
     @property

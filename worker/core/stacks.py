@@ -1,6 +1,6 @@
-"""Formats the stacks of a rank's threads, and measures for how long they have not changed. No I/O.
+"""Formats the stacks of a rank's threads, and measures for how long they have not changed.
 
-Invariant: the text contains no address, pid or thread id. Two ranks that hang at the same place have the same text.
+Invariant: the text contains no address, pid or thread id, so ranks that hang at the same place have the same text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAIN_THREAD = "MainThread"
 
 @dataclass(frozen=True, slots=True)
 class StackFrame:
-    """One function call (frame) of a thread's stack."""
+    """One function call of a thread's stack."""
 
     function: str
     file: str
@@ -48,7 +48,7 @@ def describe(threads: Sequence[ThreadStack]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A sample of a process's stacks as text, with its time and the CPU time that the process has used."""
+    """A sample of a process's stacks as text."""
 
     text: str
     at: float
@@ -56,16 +56,7 @@ class Look:
 
 
 def compare(before: Look | None, found: Look) -> tuple[Look, float, float]:
-    """Return for how long the stacks of a process have been the same.
-
-    Args:
-        before: the first element of the last result for this process; None for a process without an earlier call.
-        found: the new sample of the same process.
-
-    Returns:
-        (the first sample with the current stacks, to pass to the next call; seconds since that sample; CPU seconds that
-        the process used since that sample).
-    """
+    """Return (the first sample with the current stacks, to pass as `before` next; seconds since; CPU seconds since)."""
     if before is None or before.text != found.text:
         return found, 0.0, 0.0
     return before, max(0.0, found.at - before.at), max(0.0, found.cpu_seconds - before.cpu_seconds)

@@ -1,7 +1,6 @@
-"""Recognizes from a rank's last lines that the kernel refused it another process or thread. No I/O.
+"""Recognizes from a rank's last lines that the kernel refused it another process or thread.
 
-Each job has its own user on a node. The kernel counts the processes and threads of this user, and refuses new ones
-above `MAX_TASKS`. A script that forks without end therefore fails by itself, and cannot stop the agent or the node.
+Each job has its own user on a node, so a script that forks without end fails by itself and cannot stop the agent.
 """
 
 from __future__ import annotations
@@ -9,11 +8,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
+# Eight ranks with 32 DataLoader workers each, and the threads of torch, NCCL and CUDA, have about 4,000.
 MAX_TASKS: Final = 16_384
-"""Maximum number of processes and threads of one job on a node.
-
-Eight ranks with 32 DataLoader workers each, and with the threads of torch, NCCL and CUDA, have about 4,000.
-"""
+"""Maximum number of processes and threads of one job on a node."""
 _REFUSED = re.compile(
     r"RuntimeError: can't start new thread"
     r"|(?:fork|clone|pthread_create)\b[^\n]*: Resource temporarily unavailable"
@@ -23,14 +20,7 @@ _REFUSED = re.compile(
 
 
 def refused_task(last_lines: str) -> str:
-    """Return a sentence about a process or thread that the kernel refused to a rank, or an empty string.
-
-    Args:
-        last_lines: the last lines of the rank's stderr.
-
-    Returns:
-        One sentence for the user, if the rank ended for this reason.
-    """
+    """Return a sentence for the user if a rank's last lines of stderr show a refused process or thread, or ""."""
     if _REFUSED.search(last_lines) is None:
         return ""
     return (

@@ -1,18 +1,12 @@
 """The tree of agents, which carries the messages about commits, and the newest reports of the nodes below an agent.
 
-This module does no I/O.
-
     position 0 ─┬─ 1 ─┬─ 17 …            0 is the coordinator; the parent of i is (i - 1) // ARITY
                 │     └─ … 32
                 ├─ 2 ─── 33 … 48
                 └─ … 16
 
-A node's report contains two numbers: the term of the coordinator to which it answers, and a sequence number. An agent
-stores for each node only the report with the highest term and, within the term, the highest sequence number. The path
-of a report through the tree does not matter. An outdated report therefore never replaces a newer report, and no report
-is counted twice.
-
-Invariant: the coordinator receives the same facts over the tree as over direct connections to all nodes, only later.
+Of each node, an agent stores only the report with the highest (term, sequence number), whatever its path. Invariant:
+the coordinator receives the same facts over the tree as over direct connections, only later.
 """
 
 from __future__ import annotations
@@ -25,43 +19,26 @@ from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.rank_messages import Vote
 from everstep.protocol.rounds import NodeReport, RankRound
 
+# With 512 agents, arities of 8, 16 and 32 perform about the same (measured by `benchmarks.scale`).
 ARITY = 16
-"""Maximum number of children of a node. A tree of 10,000 nodes then has four levels below the coordinator.
-
-With 512 agents, arities of 8, 16 and 32 perform about the same (measured by `benchmarks.scale`).
-"""
+"""Maximum number of children of a node. A tree of 10,000 nodes then has four levels below the coordinator."""
+# A rank's report takes about 100 bytes plus its reason, far below `MAX_PEER_MESSAGE_BYTES` in total.
 RANKS_PER_MESSAGE = 1024
-"""Maximum number of ranks per `RoundReport`.
-
-The report of a rank takes about 100 bytes plus its reason, so a message stays far below `MAX_PEER_MESSAGE_BYTES`.
-"""
 NO_TERM = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTree:
-    """The position of every node in the tree of agents of one generation, and the ranks of every node.
-
-    Reports and announcements about commits travel along this tree.
-    """
+    """The position of every node in the tree of agents of one generation, and the ranks of every node."""
 
     order: tuple[NodeId, ...]
-    """All nodes of the generation by position in the tree; the coordinator is first."""
+    """All nodes by position in the tree; the coordinator is first."""
     ranks: Mapping[NodeId, frozenset[Rank]]
     arity: int = ARITY
 
     @classmethod
     def of(cls, coordinator: NodeId, ranks: Mapping[NodeId, Iterable[Rank]], *, arity: int = ARITY) -> RoundTree:
-        """Build the tree of a generation. Every node builds the same tree from the same plan.
-
-        Args:
-            coordinator: node at the root of the tree.
-            ranks: the ranks of every node, in the order of the plan.
-            arity: maximum children of a node.
-
-        Returns:
-            The tree.
-        """
+        """Build the tree of a generation. `ranks` is in the order of the plan, so every node builds the same tree."""
         order = (coordinator, *(node for node in ranks if node != coordinator))
         return cls(order, MappingProxyType({node: frozenset(named) for node, named in ranks.items()}), arity)
 
@@ -75,10 +52,7 @@ class RoundTree:
         return tuple(above)
 
     def below(self, node: NodeId) -> frozenset[NodeId]:
-        """Return the nodes whose reports `node` sends: itself and all its descendants.
-
-        Empty if `node` is not in the tree.
-        """
+        """Return the nodes whose reports `node` sends: itself and its descendants; empty if it is not in the tree."""
         if node not in self.ranks:
             return frozenset()
         found: list[NodeId] = []
@@ -94,22 +68,15 @@ class TreeReports:
     """The newest report of each node below an agent, for the current term of the coordinator."""
 
     term: int = NO_TERM
-    """The highest term that this node has received. Reports with a lower term are ignored."""
+    """The highest received term. Reports with a lower term are ignored."""
     newest: Mapping[NodeId, NodeReport] = field(default_factory=lambda: MappingProxyType({}))
 
     def begin_term(self, term: int) -> TreeReports:
-        """Start a new term after the coordinator's agent has started or restarted.
-
-        Earlier reports are discarded: every node must report again to the restarted coordinator. A call with an older
-        term changes nothing.
-        """
+        """Discard the reports of lower terms, after a restart of the coordinator. A lower term changes nothing."""
         return TreeReports(term) if term > self.term else self
 
     def take(self, *reports: NodeReport) -> TreeReports:
-        """Return the newest reports after `reports` have arrived. Outdated reports are ignored.
-
-        A report is outdated if it is for an earlier coordinator process (a lower term) or has a lower sequence number.
-        """
+        """Return the newest reports after `reports` have arrived. A lower term or sequence number is ignored."""
         known = self.begin_term(max((each.term for each in reports), default=NO_TERM))
         newest = dict(known.newest)
         for each in reports:
@@ -120,23 +87,12 @@ class TreeReports:
         return TreeReports(known.term, MappingProxyType(newest))
 
     def since(self, sent: TreeReports) -> tuple[NodeReport, ...]:
-        """Return the reports of nodes that differ from those in `sent`, an earlier state of this object."""
+        """Return the reports that differ from those in `sent`, an earlier state of this object."""
         return tuple(each for node, each in self.newest.items() if sent.newest.get(node) is not each)
 
     def is_pressing(self, sent: TreeReports, members: frozenset[NodeId]) -> bool:
-        """Return whether the unsent reports must be sent to the coordinator immediately.
-
-        Finished steps and single votes can wait for a message with several reports, because the coordinator acts only
-        after all votes. Three changes are urgent: the last vote of the subtree below this node, an abandoned step, and
-        a change of a field that changes rarely (`_rare`).
-
-        Args:
-            sent: the reports that were already sent to the coordinator.
-            members: the nodes that report through this node, including itself.
-
-        Returns:
-            True if the reports must be sent immediately.
-        """
+        """Return whether the reports since `sent` are urgent: an abandoned step, a `_rare` change, or the last vote."""
+        # Other reports can wait, because the coordinator acts only after all votes.
         for each in self.since(sent):
             before = sent.newest.get(each.node_id)
             if before is None or len(before.ranks) != len(each.ranks) or any(map(_presses, each.ranks, before.ranks)):
@@ -144,11 +100,7 @@ class TreeReports:
         return self._voted(members) not in (None, sent._voted(members))
 
     def is_progress(self, sent: TreeReports) -> bool:
-        """Return whether the unsent reports say only that ranks finished steps or received the coordinator's messages.
-
-        The agent may delay such reports until its ranks vote, because the report with the vote contains the same facts.
-        The result is False while a rank has received no proposed step.
-        """
+        """Return whether the reports since `sent` only say that ranks finished steps or received messages."""
         return all(
             before is not None
             and len(before.ranks) == len(each.ranks)
@@ -158,7 +110,6 @@ class TreeReports:
         )
 
     def _voted(self, members: frozenset[NodeId]) -> Step | None:
-        """Return the step on which all ranks of the nodes `members` have voted, or None."""
         if len(self.newest) < len(members):
             return None
         steps = {
@@ -170,10 +121,7 @@ class TreeReports:
 
 
 def messages(reports: Sequence[NodeReport]) -> Iterator[tuple[NodeReport, ...]]:
-    """Group the reports into messages of at most `RANKS_PER_MESSAGE` ranks.
-
-    A node with more ranks has a message of its own.
-    """
+    """Group the reports into messages of at most `RANKS_PER_MESSAGE` ranks. A node with more has its own message."""
     group: list[NodeReport] = []
     count = 0
     for each in reports:
@@ -197,7 +145,7 @@ def _is_progress(now: RankRound, before: RankRound) -> bool:
 
 
 def _rare(rank: RankRound) -> tuple[object, ...]:
-    """Return the fields of a rank's report whose changes are rare and must reach the coordinator immediately."""
+    """Return the fields whose changes are rare and must reach the coordinator immediately."""
     return (
         rank.standing,
         rank.echo_step,

@@ -1,15 +1,11 @@
-"""Divides tensors that are equal on several ranks among these ranks. One rank writes each tensor to S3. Pure.
-
-With data parallelism, ranks hold equal tensors. Each rank reports the digests of its captured tensors, and `divide`
-assigns equal tensors to writers. The result is the *division*:
+"""Divides tensors that are equal on several ranks among these ranks. One rank writes each tensor to S3.
 
     rank 0 holds  a b c x       object 0 = a    written by rank 0
     rank 1 holds  a b c y   ─▶  object 1 = b c  written by rank 1
                                 x and y stay in the objects of their ranks
 
 Invariant: only tensors with equal digests and sizes share an object. Every rank that uses an object holds all its
-tensors, in the same order. The division depends only on digests and sizes, not on the layout or the kind of
-parallelism.
+tensors, in the same order. The division depends only on digests and sizes.
 """
 
 from __future__ import annotations
@@ -21,22 +17,19 @@ from typing import NamedTuple
 
 from everstep.protocol.ids import Rank
 
+# The requests for a smaller object would take longer than the transfer of its bytes.
 LEAST_BYTES = 1024 * 1024
-"""Minimum mean size of the objects that hold equal tensors.
-
-If equal tensors have fewer bytes in total, each rank stores them in its own object. The requests for a separate object
-would then take longer than the transfer of the bytes.
-"""
+"""Minimum mean size of the objects that hold equal tensors."""
 MAX_WRITERS = 64
-"""Maximum number of ranks among which equal tensors are divided. More ranks would make the lists in manifests long."""
+"""Maximum number of ranks among which equal tensors are divided. More would make the lists in manifests long."""
 MAX_OFFERED = 4096
-"""Maximum number of tensors that a rank lists so that the ranks can divide them: the largest tensors."""
+"""Maximum number of tensors that a rank lists for the division: its largest tensors."""
 OWN = -1
-"""Number that marks a tensor that is not divided: its rank uploads it in the rank's own S3 object."""
+"""Marks a tensor that its rank uploads in the rank's own S3 object."""
 
 
 class Item(NamedTuple):
-    """One entry in a rank's report of its captured tensors: a tensor, or an S3 object of tensors that never change."""
+    """A captured tensor, or an S3 object of tensors that never change."""
 
     digest: bytes
     """Digest of the tensor's name, type, shape and content."""
@@ -46,12 +39,11 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Result of `divide` for one rank: the S3 objects that contain its tensors, and the objects that it writes."""
+    """Result of `divide` for one rank."""
 
     objects: tuple[int, ...]
-    """For each tensor that the rank reported, in order: the number of the object that contains the tensor, or `OWN`."""
+    """For each listed tensor, in order: the number of the object that contains the tensor, or `OWN`."""
     writes: frozenset[int]
-    """Numbers of the S3 objects with equal tensors that this rank uploads for all ranks."""
 
 
 def divide(
@@ -59,17 +51,9 @@ def divide(
 ) -> dict[Rank, Division]:
     """Assign equal tensors, which several ranks hold, to the rank that uploads them for all.
 
-    Each frozen item (a group of tensors that training does not change) becomes one S3 object with one writer. Other
-    tensors that the same ranks hold, at least two, are grouped into S3 objects of about the same size, each with one
-    writer. No tensor is split.
-
-    Args:
-        offers: the tensors (`Item`) that each rank reports, in the order of the data in the rank's slot.
-        least_bytes: minimum mean size in bytes of the objects with equal tensors. It limits the number of objects.
-        max_writers: maximum number of writers for the equal tensors of one set of ranks.
-
-    Returns:
-        The division of each rank. Equal arguments give equal divisions.
+    Each frozen item becomes one object. Other tensors that the same ranks hold are grouped into objects of at least
+    `least_bytes` on average, with at most `max_writers` writers. No tensor is split. Equal arguments, in the order of
+    the slots, give equal divisions.
     """
     table = _Table(offers)
     items, ranks_of = table.items, table.ranks_of
@@ -113,13 +97,11 @@ class _Table:
         self.groups = list(groups.items())
         """Each distinct list of tensors' numbers, with the ranks that reported this list in ascending order."""
         self.items = list(number_of)
-        """Each distinct tensor, by its number."""
         self.ranks_of = self._ranks_of()
-        """The ranks that hold each tensor, in ascending order, by the tensor's number."""
 
     def _ranks_of(self) -> list[tuple[Rank, ...]]:
         first: list[int] = []
-        """For each tensor, by number: the index of the first entry of `groups` (a rank's list) that contains it."""
+        """By tensor number: the index of the first entry of `groups` that contains the tensor."""
         later: defaultdict[int, list[int]] = defaultdict(list)
         for place, (numbers, _) in enumerate(self.groups):
             known = len(first)
@@ -141,17 +123,7 @@ class _Table:
         return -item.bytes, item.digest
 
     def classes(self, is_equal: Sequence[bool]) -> dict[tuple[Rank, ...], list[int]]:
-        """Group the tensors that several ranks hold, by the exact set of these ranks.
-
-        Each group keeps the order that its tensors have in the ranks' slots. A group is omitted if its ranks hold the
-        tensors in different orders, because an S3 object stores them in one order.
-
-        Args:
-            is_equal: one entry per number in `items`: whether the item is a tensor that several ranks hold.
-
-        Returns:
-            For each set of ranks: the numbers (indices into `items`) of the tensors that exactly these ranks hold.
-        """
+        """Group the tensors that several ranks hold, by the exact set of these ranks, in the order of their slots."""
         class_of: dict[tuple[Rank, ...], int] = {}
         ranks_of = self.ranks_of
         classes = [
@@ -169,18 +141,17 @@ class _Table:
         return {
             ranks: found[each][0]
             for ranks, each in class_of.items()
+            # A class whose ranks hold its tensors in different orders is omitted: an object stores them in
+            # one order.
             if all(order == found[each][0] for order in found[each])
         }
 
 
 def _objects(numbers: tuple[int, ...], object_of: Sequence[int]) -> tuple[int, ...]:
-    """Return the number of the S3 object for each tensor of one rank's list.
-
-    `numbers` are the numbers of the listed tensors. `object_of` maps a tensor's number to the number of its S3 object.
-    If a rank holds two tensors with the same content, the rank's own object (`OWN`) contains the second one.
-    """
+    """Return the number of the object for each tensor of one rank's list."""
     if len(set(numbers)) == len(numbers):
         return tuple(map(object_of.__getitem__, numbers))
+    # The rank's own object contains the second of two tensors with the same content.
     seen: set[int] = set()
     objects: list[int] = []
     for number in numbers:
@@ -190,10 +161,7 @@ def _objects(numbers: tuple[int, ...], object_of: Sequence[int]) -> tuple[int, .
 
 
 def _assign(item: Item, ranks: Sequence[Rank], loads: dict[Rank, int]) -> Rank:
-    """Choose the rank that uploads a tensor or a group of tensors: of `ranks`, the rank with the fewest assigned bytes.
-
-    Add the bytes to the chosen rank's load.
-    """
+    """Choose, of `ranks`, the one with the fewest assigned bytes, and add the item's bytes to its load."""
     rank = min(ranks, key=loads.__getitem__)
     loads[rank] += item.bytes
     return rank

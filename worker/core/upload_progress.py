@@ -1,4 +1,4 @@
-"""The progress of one upload to S3, for reports to the control plane, and the message about a stalled upload. Pure."""
+"""The progress of one upload to S3, and the message about a stalled upload."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from dataclasses import dataclass, replace
 from everstep.protocol.agent_messages import RunningUpload
 from everstep.protocol.ids import Rank, Step
 
+# A part of 32 MiB that takes longer is sent at less than 0.6 MB/s.
 STALL_SECONDS = 60.0
-"""Seconds without progress after which the agent reports an upload as stalled.
-
-A part of 32 MiB that takes longer is sent at less than 0.6 MB/s.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,42 +20,34 @@ class UploadProgress:
     moved_at: float
     """Monotonic time of the newest progress: the start of an attempt, a digested piece, or the end of a part."""
     name: str = ""
-    """Name of the uploaded object, as s3://bucket/key; empty until the first attempt begins."""
+    """s3://bucket/key; empty until the first attempt begins."""
     object_bytes: int = 0
-    """Size of the uploaded object. Until the first attempt begins, the size of the shard in memory."""
+    """Until the first attempt begins, the size of the shard in memory."""
     stored_bytes: int = 0
-    """Bytes that S3 has stored in this attempt, sent by this node or by helper nodes."""
     awaited: str = ""
-    """Name of another rank's object for which this upload waits, because S3 lacks the object; otherwise empty."""
+    """Name of another rank's object for which this upload waits; otherwise empty."""
 
     def begun(self, name: str, object_bytes: int, now: float) -> UploadProgress:
-        """Return the progress at the start of an attempt to upload. Each attempt uploads to a new S3 URI (`name`)."""
+        """Return the progress at the start of an attempt. Each attempt uploads to a new S3 URI (`name`)."""
         return replace(self, name=name, object_bytes=object_bytes, stored_bytes=0, awaited="", moved_at=now)
 
     def waiting(self, name: str, now: float) -> UploadProgress:
-        """Record that the upload waits for an S3 object that another rank writes.
-
-        The first call for this object counts as progress of the upload. A repeated call changes nothing.
-        """
+        """Record that the upload waits for another rank's object. The first call for it counts as progress."""
         return self if name == self.awaited else replace(self, awaited=name, moved_at=now)
 
     def digested(self, now: float) -> UploadProgress:
-        """Return the progress after the node has digested a piece of the tensors that ranks share.
-
-        These digests precede the first byte to S3, and can take minutes for large tensors.
-        """
+        """Return the progress after the node has digested a piece of shared tensors."""
+        # These digests precede the first byte to S3, and can take minutes for large tensors.
         return replace(self, moved_at=now)
 
     def stored(self, part_bytes: int, now: float) -> UploadProgress:
-        """Return the progress after S3 has stored a part.
-
-        Both a helping holder and the owner may store the same part, so the sum is limited to the object's size.
-        """
+        """Return the progress after S3 has stored a part."""
+        # Both a helper and the owner may store the same part, so the sum is limited to the object's size.
         return replace(self, stored_bytes=min(self.stored_bytes + part_bytes, self.object_bytes), moved_at=now)
 
     @property
     def report(self) -> RunningUpload:
-        """The progress of this upload as the message `RunningUpload`, which the agent's report contains."""
+        """The progress as a message of the agent's report."""
         return RunningUpload(
             rank=self.rank,
             step=self.step,
@@ -68,14 +57,7 @@ class UploadProgress:
         )
 
     def stall(self, now: float) -> str:
-        """Return a sentence about an upload without progress; empty while the upload makes progress.
-
-        Args:
-            now: monotonic time in seconds.
-
-        Returns:
-            The sentence for the user.
-        """
+        """Return a sentence for the user about an upload without progress; empty while the upload makes progress."""
         if now - self.moved_at < STALL_SECONDS:
             return ""
         if self.awaited:

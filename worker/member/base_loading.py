@@ -1,8 +1,6 @@
-"""Loads the base of a generation, the step that training continues from: one verified shard per local rank.
+"""Loads the base of a generation: one verified shard per local rank.
 
     own slot, else a peer, else shares, else S3 ─▶ BaseLoading ─▶ slot ─▶ the rank copies what is verified
-
-A peer is another node that holds the shard. With parity, the shard can be rebuilt from the shares of other nodes.
 
 Invariant: a rank never restores a base that does not match the plan's digest.
 """
@@ -55,19 +53,7 @@ REGAIN_SECONDS = 1.0
 class BaseLoading:
     """Loads the base of one generation into slots of this node.
 
-    The generation's `Member` object owns it.
-
-    Args:
-        plan: plan of the generation, with the sources of each shard of the base.
-        here: this node in the plan.
-        shards: shards of this node's ranks.
-        store: this node's slots.
-        objects: the object store (S3).
-        sessions: opens connections to the nodes that hold shards of the base.
-        contents: names the contents of slots that must not be overwritten.
-        slot_count: maximum number of slots per shard on this node.
-        arrived: called as a rank's shard arrives, with the rank, the slot, its header and the number of verified
-            bytes.
+    `arrived` is called as a rank's shard arrives, with the rank, the slot, its header and the number of verified bytes.
     """
 
     plan: GenerationPlan
@@ -84,26 +70,19 @@ class BaseLoading:
     def __post_init__(self) -> None:
         self._restored_from: dict[Rank, SourceKind] = {}
         self.loads = NodeLoads()
-        """This node's loads from S3. Other nodes receive parts of shared S3 objects from these loads."""
         self.is_loaded = asyncio.Event()
-        """Set once this node has loaded its own shards, so that it can help other nodes with loads from S3."""
+        """Set once this node has loaded its own shards, so that it can help other nodes."""
 
     async def load(self) -> None:
-        """Fetch and verify the base for all local ranks concurrently. A repeated call omits the loaded shards.
-
-        If no source has a shard with the plan's digest, the load ends immediately, because all ranks then need an older
-        step. If a source is unreachable, the other ranks finish their loads, because a second attempt can use their
-        shards.
-
-        Raises:
-            LoadFailed: a shard cannot be loaded. The error contains a code and a message for the user.
-        """
+        """Load the base for all local ranks that lack it. Raises LoadFailed, with a message for the user."""
         failed: dict[Rank, LoadFailed] = {}
 
         async def load(rank: Rank) -> None:
             try:
                 await self._load_rank(self.plan.ranks[rank])
             except LoadFailed as error:
+                # All ranks need an older step if no source has this shard. After any other error, the
+                # other ranks finish their loads for a second attempt.
                 if error.code == FaultCode.SOURCE_MISMATCH:
                     raise
                 failed[rank] = error
@@ -119,14 +98,10 @@ class BaseLoading:
 
     @property
     def restored_from(self) -> tuple[SourceKind, ...]:
-        """Kind of source from which each local rank's base was loaded: this node, a peer, parity, or S3.
-
-        The order is the order of the ranks. A rank without a base is omitted.
-        """
+        """Kind of source of each local rank's base, in the order of ranks. A rank without a base is omitted."""
         return tuple(self._restored_from[rank] for rank in self.here.ranks if rank in self._restored_from)
 
     async def _load_rank(self, rank: RankPlan, sources: Sequence[ShardSource] | None = None) -> None:
-        """Load the base of one rank from the first of `sources` (default: the plan's sources) that delivers it."""
         shard = self.shards[rank.rank]
         sources = rank.sources if sources is None else sources
         if not sources:
@@ -138,19 +113,7 @@ class BaseLoading:
         self._restored_from[rank.rank] = kind
 
     async def load_earlier(self, rank: Rank) -> SlotFile:
-        """Load the shard of an earlier rank into a slot of this node, and verify it.
-
-        An earlier rank is a rank of the launch that captured the base. That launch had another number of ranks.
-
-        Args:
-            rank: the earlier rank that owned the shard.
-
-        Returns:
-            The slot file, sealed and verified.
-
-        Raises:
-            LoadFailed: no source delivered the shard. The error contains a code and a message for the user.
-        """
+        """Load a shard of a rank of the launch that captured the base, before the relayout. Raises LoadFailed."""
         assert self.plan.relayout is not None, "earlier shards exist only after a relayout"
         sources = [
             structs.replace(source, kind="local") if source.node_id == self.here.node_id else source
@@ -165,11 +128,6 @@ class BaseLoading:
         return slot.file
 
     async def _load_from_home(self, rank: Rank, sources: Sequence[ShardSource]) -> bool:
-        """Load the shard of an earlier rank from its home, the node that rebuilds it or reads it from S3 for all nodes.
-
-        Return False if the caller must use the other sources: this node is the home, the home does not deliver the
-        shard, or the shard has no home.
-        """
         home = home_of(self.plan, rank)
         if home is None or home == self.here.node_id:
             return False
@@ -189,21 +147,7 @@ class BaseLoading:
         before_attempt: Callable[[], None] = lambda: None,
         is_followed: bool = False,
     ) -> SourceKind:
-        """Load a shard into a slot, from the first of `sources` that delivers it.
-
-        Args:
-            rank: the rank that owns the shard.
-            sources: sources in order of preference; not empty.
-            before_attempt: called before each source is tried.
-            is_followed: True for the shard of a rank of this generation. The rank copies the shard while it arrives
-                from a peer, and other nodes help with a load from S3.
-
-        Returns:
-            The kind of the source that delivered the shard.
-
-        Raises:
-            LoadFailed: no source delivered the shard. The error contains a code and a message for the user.
-        """
+        """Load a shard from the first of `sources` that delivers it, and return its kind. Raises LoadFailed."""
         refusals, is_mismatch, has_room = [], True, True
         obstacle: Obstacle | None = None
         place: ObjectReference | None = None
@@ -214,6 +158,8 @@ class BaseLoading:
                 match source.kind:
                     case "local":
                         await self._load_local(rank, source)
+                    # With `is_followed`, a rank of this generation copies its shard while it
+                    # arrives.
                     case "peer":
                         await self._load_peer(rank, source, is_followed=is_followed)
                     case "parity":
@@ -250,12 +196,7 @@ class BaseLoading:
         )
 
     async def regain(self, shard: OwnedShard) -> None:
-        """Fetch the base of a shard again after a restart of the agent, if this node has lost its copy.
-
-        The agent cannot vote for the commit of the base until this node has the shard's base again. The method
-        therefore repeats failed attempts. It stops when the base is on this node, or when the job has a committed step
-        and no longer needs the base.
-        """
+        """Fetch the base of a shard that this node has lost, until it is here or the job has a committed step."""
         rank = self.plan.ranks[shard.rank]
         asked = {source.node_id for source in rank.sources if source.kind == "peer"}
         held = [
@@ -266,6 +207,7 @@ class BaseLoading:
             if peer not in asked
         ]
         sources = [*held, *(source for source in rank.sources if source.kind != "local")]
+        # The agent cannot vote for the commit of the base until this node has the shard's base again.
         while sources and shard.core.committed == NONE:
             if shard.page.rank().copying == NONE:
                 self.store.settle_copiers(shard.rank)

@@ -1,7 +1,5 @@
 """Uploads the committed shards that the coordinator marks as checkpoints to S3.
 
-The agent retries a failed upload a few times. Meanwhile the slot stays pinned: it cannot be overwritten.
-
 Invariant: the slot of an upload is pinned before a later step can reuse it. At most `CheckpointPlan.max_uploads`
 uploads of a shard run at the same time.
 """
@@ -44,21 +42,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, repr=False)
 class CheckpointUploads:
-    """Uploads shards of one generation from this node to S3. The generation's `Member` object owns it.
+    """Uploads shards of one generation from this node to S3.
 
-    Args:
-        plan: plan of the running generation; never changes.
-        shards: shards of this node's ranks.
-        store: this node's slots, which are verified before an upload.
-        objects: the object store (S3).
-        contents: names the newest committed step. Only this step, or the base of the generation, may be uploaded.
-        faults: receives a fault for each failed upload. The next successful upload of the same shard removes it.
-        dial: opens a session, in which a holder helps with an upload, to another node of the generation.
-        agree: divides tensors of a local rank among the ranks that hold them (see `UploadDivision.agree`).
-        grant_if_due: called when a cancelled upload no longer reads its slot, so that the rank may get the slot.
-        on_change: called when an upload has ended or failed.
-        pause: waits for the given seconds, before another attempt and while other ranks write objects that a shard
-            needs.
+    `contents` names the committed step; only it or the base may be uploaded. `faults` receives a fault for each failed
+    upload, until the shard is uploaded. `agree` divides the tensors of a rank (`UploadDivision.agree`). `grant_if_due`
+    is called when a cancelled upload no longer reads its slot. `pause` waits for the given seconds.
     """
 
     plan: GenerationPlan
@@ -76,31 +64,21 @@ class CheckpointUploads:
 
     def __post_init__(self) -> None:
         self.uploaded: list[UploadedShard] = []
-        """Facts about the newest finished uploads, for the node's reports (see `newest_uploads`)."""
         self._persist: Step = NONE
         # A job with a single rank shares no tensors between ranks, so it needs no digests of its tensors.
         max_offered = MAX_OFFERED if self.plan.world_size > 1 else 0
         self._shared = defaultdict[Rank, SharedTensors](partial(SharedTensors, max_offered=max_offered))
         self._max_uploads = self.plan.checkpoint.max_uploads
         self._divisions: dict[tuple[Rank, Step], Division | None] = {}
-        """Which of the tensors that several ranks hold this node's rank writes (division), by local rank and step.
-
-        None if the ranks could not agree.
-        """
+        """By local rank and step: which shared tensors the rank writes; None if the ranks could not agree."""
         self._background = Background()
         self._cleaned = asyncio.Event()
         self._progress: dict[tuple[Rank, Step], UploadProgress] = {}
-        """Progress of the running uploads of local ranks.
-
-        The entry of an upload stays during the pauses between attempts.
-        """
+        """Progress of the running uploads, also during the pauses between attempts."""
         self._uploading: dict[tuple[Rank, Step], asyncio.Task[None]] = {}
 
     def hear(self, announcement: Announcement) -> None:
-        """Upload the step that the coordinator's announcement marks for a checkpoint.
-
-        If it is the final step, cancel uploads of steps before the committed step, because the ranks need their slots.
-        """
+        """Upload the marked step. For the final step, cancel uploads of steps before the committed one."""
         self.begin(announcement.persist_step)
         for shard in self.shards.values():
             for step in shard.pinned:
@@ -125,12 +103,7 @@ class CheckpointUploads:
             self._upload_if_due(shard)
 
     async def abort_abandoned(self) -> None:
-        """Remove from S3 the unfinished uploads of agent processes that have ended.
-
-        New uploads wait until this call ends.
-
-        If S3 refuses, a lifecycle rule of the bucket removes unfinished uploads later (docs/operating.md#server).
-        """
+        """Remove from S3 the unfinished uploads of ended agent processes. New uploads wait for the end of the call."""
         prefix = self.plan.checkpoint.prefix
         where = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={self.plan.run}/")
 
@@ -142,19 +115,13 @@ class CheckpointUploads:
             if count:
                 log.info("aborted %d unfinished uploads of ended agents", count)
         except StorageError as error:
+            # A lifecycle rule of the bucket removes them later (docs/operating.md#server).
             log.info("unfinished uploads of ended agents stay in S3: %s", error)
         finally:
             self._cleaned.set()
 
     def stalls(self, now: float) -> tuple[NodeFault, ...]:
-        """Return a fault for each upload of a shard that has made no progress for `STALL_SECONDS`.
-
-        Args:
-            now: monotonic time of the event loop, in seconds.
-
-        Returns:
-            Faults that name the rank and the object. The node reports them until the uploads make progress.
-        """
+        """Return a fault for each upload without progress for `STALL_SECONDS`. `now` is the loop's time."""
         return tuple(
             NodeFault(code="upload_stalled", message=cut(message), is_permanent=False)
             for progress in self._progress.values()
@@ -162,7 +129,7 @@ class CheckpointUploads:
         )
 
     def running(self) -> tuple[RunningUpload, ...]:
-        """Return the progress of each running upload, in the order of ranks and steps, for the node's reports."""
+        """Return the progress of each running upload, in the order of ranks and steps."""
         return tuple(self._progress[key].report for key in sorted(self._progress))
 
     async def idle(self) -> None:
@@ -170,15 +137,10 @@ class CheckpointUploads:
         await self._background.idle()
 
     async def close(self) -> None:
-        """Cancel all uploads of this node's shards, because the generation ends or the agent stops."""
+        """Cancel all uploads of this node's shards."""
         await self._background.close()
 
     def _upload_if_due(self, shard: OwnedShard) -> None:
-        """Upload the step that the coordinator marked, in the background.
-
-        The slot is pinned immediately, before a later step can overwrite it. If `max_uploads` uploads of the shard
-        already run, the end of an upload starts the next one.
-        """
         step, is_kept = self._persist, self._persist in (self.contents.committed, self.plan.base_step)
         is_due = may_upload(step, begun=shard.uploaded, uploading=shard.pinned, max_uploads=self._max_uploads)
         slot = shard.slot(step) if is_due and is_kept else None
@@ -186,6 +148,7 @@ class CheckpointUploads:
             return
         shard.uploaded = step
         shard.pinned |= {step}
+        # Pin the slot at once, before a later step can overwrite it.
         slot.pins += 1
         self._progress[shard.rank, step] = UploadProgress(
             rank=shard.rank,
@@ -213,17 +176,7 @@ class CheckpointUploads:
         self._uploading[shard.rank, step] = self._background.begin(work(), f"upload rank {shard.rank} step {step}")
 
     async def _try_upload(self, shard: OwnedShard, slot: Slot, step: Step, failures: int) -> float | None:
-        """Try once to upload a step from its pinned slot, and record the result.
-
-        Args:
-            shard: the shard to upload; a fault of the upload names the shard's rank.
-            slot: the sealed slot; pinned until the upload has ended.
-            step: the step that the slot contains.
-            failures: number of earlier attempts for this upload, all of which failed.
-
-        Returns:
-            The longest pause before the next attempt, in seconds; None if no further attempt follows.
-        """
+        """Try once to upload a step. Return the longest pause in seconds before the next attempt; None for none."""
         subject = f"rank {shard.rank}"
         try:
             digests = await self.store.digests(slot)
@@ -283,16 +236,11 @@ class CheckpointUploads:
         )
 
     async def _divide(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:
-        """Return which shared tensors of a step this rank writes to S3.
-
-        The ranks agree once per step, so a repeated attempt receives the first result.
-        """
         if (rank, step) not in self._divisions:
             self._divisions[rank, step] = await self.agree(rank, step, items)
         return self._divisions[rank, step]
 
     async def _end_upload(self, shard: OwnedShard, step: Step) -> None:
-        """Cancel the upload of a step, because the final step needs its slot. Then grant the rank a free slot."""
         if (task := self._uploading.get((shard.rank, step))) is not None:
             await end(task)
         self._upload_if_due(shard)

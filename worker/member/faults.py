@@ -14,16 +14,16 @@ SHORT_CHARACTERS = 200
 
 
 class ReportedFaults:
-    """The current faults of one generation on this node. `RankLines` owns the object."""
+    """The current faults of one generation on this node."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
-        """Create the object without faults. `on_change` is called after each report or withdrawal of a fault."""
+        """Create the object. `on_change` is called after each report or withdrawal of a fault."""
         self._faults: dict[str, NodeFault] = {}
         self._on_change = on_change
 
     @property
     def present(self) -> tuple[NodeFault, ...]:
-        """The faults that this node now reports about the generation, oldest first."""
+        """The reported faults, oldest first."""
         return tuple(self._faults.values())
 
     def report(
@@ -42,11 +42,9 @@ class ReportedFaults:
             code: type of the fault, part of the protocol.
             message: a sentence for the user.
             is_permanent: True if a retry would have the same result.
-            subject: the object with the fault. A newer fault with the same code and subject replaces the fault, and
-                `withdraw` removes it. Without a subject, the fault stays reported.
-            shard: the shard that this node cannot load: its owner's rank in the launch that captured it. None for other
-                faults.
-            output: the output file that is not in S3. None for other faults.
+            subject: a newer fault with the same code and subject replaces the fault. None for a fault that stays.
+            shard: the owner of a shard that this node cannot load, in the launch that captured it; otherwise None.
+            output: the output file that is not in S3; otherwise None.
         """
         key = f"{code} {cut(message) if subject is None else subject}"
         if key not in self._faults and len(self._faults) >= MAX_FAULTS:
@@ -57,6 +55,6 @@ class ReportedFaults:
         self._on_change()
 
     def withdraw(self, code: str, subject: str) -> None:
-        """Remove the fault with this code and subject from the node's reports, if it is present."""
+        """Remove the fault with this code and subject, if it is present."""
         if self._faults.pop(f"{code} {subject}", None) is not None:
             self._on_change()

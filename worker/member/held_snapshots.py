@@ -3,11 +3,9 @@
     HoldSnapshot ──▶ pins one slot per rank of this node ──▶ SnapshotHeld
     ReadSnapshot ──▶ a range of the shard's checkpoint object, built from the slot ──▶ SnapshotBytes
 
-The control plane repeats a request without an answer, with the same hold id. A hold that has ended never begins again.
-
 Invariant: a pinned slot keeps its content until the hold ends. A node has at most one hold. A hold ends on request,
-after `HOLD_SECONDS` without a request, with the generation, or when its slot is needed: for the final step of a stop,
-or for a checkpoint after AWS announced the end of a node.
+after `HOLD_SECONDS` without a request, with the generation, or when the final step or an urgent checkpoint needs its
+slot. It never begins again, although the control plane repeats requests.
 """
 
 from __future__ import annotations
@@ -43,12 +41,11 @@ from worker.storage.shard_object import ShardObject
 KEPT_ENDS = 64
 """Number of ended exports that a node remembers, so that a late request does not start one of them again."""
 RELEASED = "the export has ended"
-"""Reason in the refusal of requests that arrive after the control plane has ended the export."""
 
 
 @dataclass(slots=True)
 class _Hold:
-    """The slots that stay unchanged for one export, and the checkpoint objects whose bytes the export reads."""
+    """The pinned slots of one export, and the checkpoint objects whose bytes the export reads."""
 
     hold_id: str
     step: Step
@@ -59,17 +56,7 @@ class _Hold:
 
 @dataclass(eq=False, repr=False)
 class HeldSnapshots:
-    """Keeps slots of one committed step unchanged while a client reads (exports) the job's state from node memory.
-
-    The generation's `Member` owns this object.
-
-    Args:
-        shards: shards of this node's ranks; filled when the generation opens.
-        store: this node's slots.
-        contents: names the newest committed step that the coordinator has announced to this node.
-        grant_if_due: called for each shard whose slot is free again.
-        on_change: called when a hold begins or ends, which the agent reports to the coordinator.
-    """
+    """Keeps slots of one committed step unchanged while a client exports the job's state from node memory."""
 
     shards: Mapping[Rank, OwnedShard]
     store: SlotStore
@@ -80,27 +67,16 @@ class HeldSnapshots:
 
     def __post_init__(self) -> None:
         self.hold_seconds = HOLD_SECONDS
-        """Seconds without a request of the control plane after which the node no longer keeps slots for an export."""
         self._hold: _Hold | None = None
         self._ends: dict[str, str] = {}
-        """Reason for the end of each of the last `KEPT_ENDS` holds, by hold id.
-
-        It also contains holds whose release arrived before their first request. These holds never begin.
-        """
+        """Reason of each of the last `KEPT_ENDS` ends, also of holds released before their first request."""
         self._announcement: Announcement | None = None
         self._is_closed = False
         self._turn = asyncio.Lock()
-        """Lock of the request that begins or prolongs an export, so that two requests do not pin slots together."""
+        """Held by a request that begins or prolongs a hold, so that two requests do not pin slots together."""
 
     async def hold(self, wanted: HoldSnapshot) -> SnapshotHeld:
-        """Keep the slots of one step unchanged for an export, or prolong the time for which they are kept.
-
-        Args:
-            wanted: the request of the control plane, for the running generation.
-
-        Returns:
-            The step and its shards, or a refusal.
-        """
+        """Keep the slots of one step unchanged for an export, or prolong the hold. The answer may be a refusal."""
         async with self._turn:
             if self._hold is not None and self._hold.hold_id != wanted.hold_id:
                 return SnapshotHeld(request_id=wanted.request_id, refusal=ANOTHER_EXPORT)
@@ -131,10 +107,7 @@ class HeldSnapshots:
             )
 
     async def _begin(self, hold_id: str, step: Step) -> str:
-        """Pin the slots of a step, and unpin the slots of the step that the hold pinned before.
-
-        Return the reason of a failure, or "".
-        """
+        """Pin the slots of a step, and unpin those of the step before. Return the reason of a failure, or ""."""
         if step == NONE:
             return "no step is committed yet"
         if obstacle := self._obstacle(hold_id, step):
@@ -163,7 +136,7 @@ class HeldSnapshots:
         return ""
 
     def _obstacle(self, hold_id: str, step: Step) -> str:
-        """Return the reason why this node cannot hold slots for an export now, or an empty string."""
+        """Return the reason why this node cannot hold slots for an export now, or ""."""
         announcement = self._announcement
         if self._is_closed:
             return "the generation has ended on this node"
@@ -181,10 +154,6 @@ class HeldSnapshots:
         return self._ends.get(hold_id, "the snapshot is no longer held")
 
     async def _describe(self, slots: Mapping[Rank, Slot], objects: dict[Rank, ShardObject]) -> str:
-        """Build the object that a checkpoint in S3 would contain for each slot, and add it to `objects`.
-
-        Return the reason of a failure, or an empty string.
-        """
         try:
             for rank, slot in slots.items():
                 digests = await self.store.digests(slot)
@@ -196,14 +165,7 @@ class HeldSnapshots:
         return ""
 
     async def read(self, wanted: ReadSnapshot) -> SnapshotBytes:
-        """Return a range of the bytes of an exported shard, in the format of a checkpoint.
-
-        Args:
-            wanted: the request of the control plane, for the running generation.
-
-        Returns:
-            The bytes, or a refusal.
-        """
+        """Return a range of the bytes of an exported shard, in the format of a checkpoint, or a refusal."""
         hold = self._hold
         if hold is None or hold.hold_id != wanted.hold_id:
             return SnapshotBytes(request_id=wanted.request_id, refusal=self._end_of(wanted.hold_id))
@@ -227,13 +189,7 @@ class HeldSnapshots:
         return SnapshotBytes(request_id=wanted.request_id, data=data)
 
     def release(self, hold_id: str, why: str = RELEASED) -> None:
-        """End the export `hold_id`: ranks may overwrite its slots again, and its later requests are refused.
-
-        Args:
-            hold_id: id from the message `HoldSnapshot`. If this message arrives only after this call, the node
-                refuses it.
-            why: reason with which this node refuses later requests of the export; part of a message for users.
-        """
+        """End the export `hold_id`, and refuse its later requests with `why`, a part of a message for users."""
         self._ends.setdefault(hold_id, why)
         while len(self._ends) > KEPT_ENDS:
             del self._ends[next(iter(self._ends))]
@@ -241,16 +197,13 @@ class HeldSnapshots:
             self._end()
 
     def hear(self, announcement: Announcement) -> None:
-        """End the export of a snapshot if training needs the exported slots.
-
-        Training needs these slots for its final step, or for a checkpoint before AWS reclaims a node.
-        """
+        """End the export if training needs its slots for the final step or an urgent checkpoint."""
         self._announcement = announcement
         if self._hold is not None and (obstacle := self._obstacle(self._hold.hold_id, self._hold.step)):
             self.release(self._hold.hold_id, obstacle)
 
     def close(self) -> None:
-        """End the running export, if any, because the generation ends on this node. No further export begins."""
+        """End the running export, if any. No further export begins."""
         self._is_closed = True
         self._end()
 

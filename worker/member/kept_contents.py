@@ -1,8 +1,4 @@
-"""Names the contents of shards that this node must not overwrite during a generation.
-
-A content is the state of one shard at one step. Before the generation's first commit, the plan names these contents.
-After the first commit, only the committed content of each shard remains protected.
-"""
+"""Names the contents of shards that this node must not overwrite during a generation."""
 
 from __future__ import annotations
 
@@ -14,21 +10,12 @@ from worker.core.slots import Content, kept
 
 
 class KeptContents:
-    """The steps of each shard that this node must not overwrite in its slots.
-
-    The generation's `Member` object updates `committed`.
-    """
+    """The contents to keep: those that the plan names, and after the first commit only the committed one."""
 
     def __init__(self, plan: GenerationPlan, here: PlanNode) -> None:
-        """Create the object at the start of a generation, before its first commit.
-
-        Args:
-            plan: plan of the running generation; never changes.
-            here: the plan's entry for this node. It names the slots (shard, generation and step) that this node keeps
-                until the first commit.
-        """
+        """Create the object before the first commit. `here` names the contents that this node keeps until then."""
         self.committed: Step = NONE
-        """The newest committed step in an announcement or on a rank's shared-memory page, or `NONE`."""
+        """The newest committed step in an announcement or on a rank's page, or `NONE`."""
         self.is_loading_earlier = plan.relayout is not None
         """True while ranks of this node still load shards of the previous number of ranks (after a relayout)."""
         self._plan = plan
@@ -37,37 +24,20 @@ class KeptContents:
             self._named.setdefault(named.owner_rank, set()).add(Content(named.origin_generation, named.step))
 
     def base(self, rank: Rank) -> Content | None:
-        """Return the content (step and generation of its capture) from which a rank is restored.
-
-        Return None for a rank that this generation lacks, and if the generation starts without a base or after a
-        relayout (a change of the number of ranks). If `rank` is the owner number of a parity share (`share_owner`), the
-        result is the base of the rank to which the share belongs.
-        """
+        """Return the base of a rank, or of a share's rank; None without a base, and after a relayout."""
         rank = holder_of(rank)
         sources = self._plan.ranks[rank].sources if rank < self._plan.world_size else ()
         return Content(sources[0].origin_generation, sources[0].step) if sources else None
 
     def earlier(self, rank: Rank) -> Content | None:
-        """Return the step and generation of an earlier launch's shard that this generation restores.
-
-        `rank` is the rank that owned the shard in that launch. Return None if the number of ranks is unchanged, or if
-        that launch had no such rank.
-        """
+        """Return the content of an earlier rank's shard; None without a relayout, or without such a rank."""
         relayout = self._plan.relayout
         if relayout is None or rank >= relayout.world_size:
             return None
         return Content(relayout.shards[rank][0].origin_generation, self._plan.base_step)
 
     def keep(self, rank: Rank, committed: Step = NONE) -> frozenset[Content]:
-        """Return the contents (step and generation) of a shard that this node must not overwrite.
-
-        Args:
-            rank: the owner of the shard or share.
-            committed: a committed step that another node has reported; `NONE` if no node has.
-
-        Returns:
-            The newest committed step. Before the first commit, the step to restore and the steps that the plan names.
-        """
+        """Return the contents of a shard or share to keep. `committed` is another node's newest commit, or `NONE`."""
         step, base = max(self.committed, committed), self.base(rank)
         if self.is_loading_earlier:
             base = self.earlier(rank)

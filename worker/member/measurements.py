@@ -16,18 +16,7 @@ from worker.shards.owned_shard import OwnedShard
 
 @dataclass(eq=False, repr=False)
 class Measurements:
-    """Measures the iterations of one generation on this node. `RankLines` owns the object.
-
-    An iteration is the training work from one finished optimizer step to the next.
-
-    Args:
-        run: the run of these ranks.
-        generation: number of the running generation.
-        outbox: queue to the control plane, which receives the measurements on rank 0's node.
-        now: returns Unix time in seconds.
-        usage: returns the use of the node's devices.
-        sent_bytes: returns the bytes sent to holders of this node's shards so far.
-    """
+    """Measures the iterations of one generation on this node. `outbox` receives them on rank 0's node."""
 
     run: RunId
     generation: Generation
@@ -39,16 +28,12 @@ class Measurements:
 
     def __post_init__(self) -> None:
         self.newest: dict[str, float] = {}
-        """The newest measurements of training iterations on this node, by name."""
         self._own_metrics = OwnMetrics()
         self._passed: tuple[Step, float] = (NONE, 0.0)
-        """The newest proposed step that this node's first rank has passed, and the monotonic time at which it passed.
-
-        (NONE, 0.0) once every holder in view has verified the step.
-        """
+        """The newest proposed step that the first rank passed, with its monotonic time; (NONE, 0.0) once replicated."""
 
     def record(self, shard: OwnedShard, message: Boundary, seconds: float | None) -> None:
-        """Record the measurements of an iteration. `seconds` is the iteration's duration; None if it is unknown."""
+        """Record an iteration of `seconds`; None if the duration is unknown."""
         (step, acked_at), (passed, passed_at) = shard.acked, self._passed
         if step == passed != NONE:
             self._own_metrics = self._own_metrics.replicated(acked_at - passed_at)

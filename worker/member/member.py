@@ -3,14 +3,8 @@
     Prepare ─▶ (agent: promise) ─▶ Member.open ─▶ BaseLoading.load ─▶ Member.begin_rounds ─▶ replicas, uploads
             ─▶ Member.close
 
-Its main parts are `BaseLoading`, `EarlierShards`, `RankLines`, `Shares`, `CheckpointUploads`, `UploadDivision`,
-`HeldSnapshots`, `PeerSessions` and `MemberStatus`, each in its own module.
-
-Invariant: the `Member` object owns everything that a generation starts on this node: sessions, senders, uploads and
-rank connections. All of these have ended when `close` returns. Only slots outlive the object.
-
-The module has more than 500 lines. It stays one module, because one class creates and ends all parts of a generation,
-in a fixed order.
+Invariant: the `Member` object owns everything that a generation starts on this node. All of it has ended when `close`
+returns. Only slots outlive the object.
 """
 
 from __future__ import annotations
@@ -74,7 +68,7 @@ AGAIN_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LocalNode:
-    """Objects of the agent, such as slots and the S3 client, that all `Member` objects of this node use."""
+    """Objects of the agent that all `Member` objects of this node use."""
 
     node_id: NodeId
     address: str
@@ -83,44 +77,29 @@ class LocalNode:
     listener: PeerListener
     objects: ObjectStore
     now: Callable[[], float]
-    """Returns Unix time in seconds, for timestamps that users see."""
     outbox: MetricOutbox
-    """Queues the values that rank 0 logs until the control plane has stored them."""
     archives: SourceArchives
     full_disks: FullDisks
     user: RankUser | None = None
     """The user that ranks run as; None means the agent's own user."""
     usage: Callable[[], NodeUsage] = NodeUsage
-    """Returns the current use of the node's devices."""
     gpu_nodes: tuple[int, ...] = ()
     """The NUMA node of each GPU; empty if the machine has only one NUMA node."""
     on_snapshot: Callable[[float], None] = lambda _: None
     """Called with the duration of every snapshot of this node in seconds."""
     printed: Printed | None = None
-    """Returns the log lines that the generation's ranks have printed. With None, other nodes receive no lines."""
+    """Returns the log lines that the generation's ranks have printed; None sends no lines to other nodes."""
 
 
 class Member:
-    """Loads shards, serves ranks and votes on the commit of each step, for one generation on one node.
-
-    The agent owns the object. It first calls `open`, then `base.load` to load the shards of the base. A restarted agent
-    that finds running ranks calls `adopt` instead.
-    """
+    """One generation on one node. The agent calls `open`, then `base.load`; `adopt` instead if ranks run already."""
 
     def __init__(self, node: LocalNode, plan: GenerationPlan, key: bytes, *, on_change: Callable[[], None]) -> None:
-        """Create the objects that run the generation on this node; `open` or `adopt` starts them.
-
-        Args:
-            node: the objects of this node that outlive the generation.
-            plan: plan of the generation; never changes.
-            key: secret key of the generation.
-            on_change: called after a change that the agent reports to the control plane immediately.
-        """
+        """Create the parts of the generation; `open` or `adopt` starts them."""
         self.plan = plan
         self.here = plan.node(node.node_id)
         self.shards: dict[Rank, OwnedShard] = {}
         self.server: RoundServer | None = None
-        """The coordinator of the generation, if it runs on this node; otherwise None."""
         self.contents = KeptContents(plan, self.here)
         self.sessions = PeerSessions(node.node_id, node.address, plan, key, identity=node.listener.identity)
         self.pacer = NodePacer()
@@ -131,7 +110,6 @@ class Member:
             has_third_slot=plan.checkpoint.third_slot, max_uploads=plan.checkpoint.max_uploads
         )
         self._reported: tuple[object, ...] = ()
-        """The facts in the last immediate report to the control plane (see `_report_visible`)."""
         self._tasks: set[asyncio.Task[None]] = set()
         node.store.memory_nodes = memory_nodes(self.here.ranks, node.gpu_nodes)
         node.store.place(Strays.of(plan, node.node_id))
@@ -234,17 +212,10 @@ class Member:
         )
 
     async def open(self, *, has_ranks: bool = False) -> Path:
-        """Prepare slots, shared-memory pages and the source tree, so that the generation's ranks can start.
+        """Prepare slots, pages and the source tree, and return the path of the entry point.
 
-        Args:
-            has_ranks: True if ranks of the generation already run. The source tree then stays unchanged, because these
-                ranks import from it.
-
-        Returns:
-            The path of the entry point.
-
-        Raises:
-            LoadFailed: the generation cannot be prepared. The error contains a code and a message for the user.
+        With `has_ranks`, the source tree stays unchanged, because running ranks import from it. Raises LoadFailed, with
+        a code and a message for the user.
         """
         store = self._node.store
         await store.empty_all_but({rank: self.contents.keep(rank) for rank in store.shards})
@@ -261,7 +232,7 @@ class Member:
         return entry
 
     def adopt(self) -> None:
-        """Take over the running generation of an earlier agent process, with its slots and its ranks' shared pages."""
+        """Take over the running generation of an earlier agent process, with its slots and its ranks' pages."""
         for rank in self._node.store.shards:
             # The earlier agent process received the transfers of other nodes' shards. It has ended, so no transfer
             # writes into these slots.
@@ -311,12 +282,7 @@ class Member:
             raise LoadFailed.lacking(self.plan.parent, "source_refused", str(error)) from error
 
     def begin_rounds(self, *, is_restarted: bool) -> None:
-        """Begin to take part in the commits of steps. On the coordinator's node, also start the coordinator.
-
-        Args:
-            is_restarted: True if the agent adopted a running generation. The coordinator then waits for a report of
-                every rank before it proposes a step.
-        """
+        """Begin to take part in the commits of steps. On the coordinator's node, also start the coordinator."""
         plan = self.plan
         if plan.relayout is None:
             self._node.store.strays = self._node.store.strays.loaded()
@@ -334,6 +300,7 @@ class Member:
             )
             self.server = RoundServer(
                 plan.generation,
+                # A recovering coordinator waits for a report of every rank before it proposes a step.
                 core.recover() if is_restarted else core.begin(),
                 final_round_seconds=plan.timeouts.final_round_seconds,
                 now=self._node.now,
@@ -366,16 +333,14 @@ class Member:
             self._begin(sender.run, f"replicas of rank {shard.rank} to {peer}")
 
     async def _supply_regained(self, shard: OwnedShard) -> None:
-        """Fetch the base of a shard that this node has lost, then start the senders to the shard's holders.
-
-        When a sender connects to a holder, the holder lists its sealed steps. This node accepts a listed step only if
-        its own slots contain the step too, so the base must be here first.
-        """
+        """Fetch the base of a shard that this node has lost, then start the senders to the shard's holders."""
+        # A holder lists its sealed steps to the sender. This node accepts a listed step only if its own slots
+        # contain it.
         await self.base.regain(shard)
         self._supply(shard)
 
     async def serve(self, session: TcpSession) -> None:
-        """Serve a connection (session) that another node of the generation has opened, until it ends."""
+        """Serve a session that another node of the generation has opened, until it ends."""
         match session.opened.kind:
             case "replica":
                 await self.receiver.replica(session)
@@ -393,29 +358,18 @@ class Member:
                 await self.division.serve(session)
 
     def _keep_distance(self, distance: int) -> None:
-        """Pass the number of steps between two snapshots to the coordinator, if the coordinator runs on this node.
-
-        The measurements of one node suffice, because all ranks iterate together.
-        """
         if self.server is not None:
             self.server.keep_distance(distance)
 
     def _keep_pacing(self, pacing: Pacing) -> None:
-        """Pass the pacing mode to the coordinator, if the coordinator runs on this node.
-
-        The mode decides whether the replicas of all nodes wait for idle network time.
-        """
         if self.server is not None:
             self.server.keep_pacing(pacing)
 
     def _hear(self, announcement: Announcement) -> None:
-        """Apply an announcement of the coordinator to this node.
-
-        Uploads must begin before ranks receive slots, because each upload pins the slot that it reads.
-        """
         self.contents.committed = max(self.contents.committed, announcement.committed)
         self._node.store.strays = self._node.store.strays.announced(announcement.committed, announcement.held)
         self._node.store.drop_strays()
+        # Uploads begin before ranks receive slots, because each upload pins the slot that it reads.
         self.uploads.hear(announcement)
         self.upload_helper.hear(announcement)
         self.held.hear(announcement)
@@ -423,10 +377,7 @@ class Member:
         self._report_visible()
 
     def _is_loading_earlier(self) -> bool:
-        """Return whether a rank of this node still loads shards that a launch with more or fewer ranks saved.
-
-        The ranks' shared-memory pages show this even after a restart of the agent.
-        """
+        # The ranks' pages show this even after a restart of the agent.
         if self.contents.is_loading_earlier and all(
             shard.page.rank().boundary >= self.plan.base_step for shard in self.shards.values()
         ):
@@ -439,16 +390,7 @@ class Member:
         self._report_visible()
 
     def _report_visible(self) -> None:
-        """Report to the control plane immediately if a fact that users see has changed.
-
-        These facts are:
-
-        - on the coordinator's node: the facts in `RoundServer.visible`,
-        - the finished uploads,
-        - for each shard of this node: the facts in `OwnedShard.reported`.
-
-        Other progress waits for the next regular report.
-        """
+        """Report immediately if a fact that users see has changed. Other progress waits for the next regular report."""
         rounds = self.server is not None and self.server.visible
         uploaded = tuple((each.rank, each.step) for each in self.uploads.uploaded)
         visible = (rounds, uploaded, *(shard.reported for shard in self.shards.values()))
@@ -457,11 +399,7 @@ class Member:
             self._on_change()
 
     def _begin(self, work: Callable[[], Awaitable[None]], name: str) -> None:
-        """Run `work`, a part of the generation such as a sender, in the background until `detach`.
-
-        If `work` raises an unexpected exception, report a fault and start `work` again. Without the restart, commits
-        would stop without a visible cause.
-        """
+        """Run `work` in the background until `detach`. Report an unexpected exception as a fault, and start again."""
 
         async def run() -> None:
             while True:
@@ -480,10 +418,7 @@ class Member:
         task.add_done_callback(self._tasks.discard)
 
     async def detach(self) -> None:
-        """End every session, sender, upload and rank connection of this generation.
-
-        The ranks continue to train, and the next agent process adopts the slots and the ranks' shared-memory pages.
-        """
+        """End every session, sender, upload and rank connection. The ranks continue for the next agent process."""
         await self._node.listener.revoke()
         self.held.close()
         await end(*self._tasks)
@@ -497,10 +432,7 @@ class Member:
             shard.page.close()
 
     async def close(self) -> None:
-        """End the generation on this node after its ranks have exited.
-
-        Unsealed slots are emptied. Sealed slots keep their content.
-        """
+        """End the generation after its ranks have exited. Unsealed slots are emptied, sealed slots stay."""
         await self.detach()
         for slots in self._node.store.shards.values():
             for slot in slots:
@@ -510,11 +442,7 @@ class Member:
 
 
 def _schedule(plan: CheckpointPlan, *, unix_now: float, now: float) -> CheckpointSchedule:
-    """Return the checkpoint schedule at the start of a generation.
-
-    The current interval began when the last checkpoint was stored (`CheckpointPlan.stored_at_seconds`, in Unix time),
-    or begins now if that time is 0. The schedule counts in monotonic time.
-    """
+    """Return the schedule in monotonic time, which began when the last checkpoint was stored, or now."""
     age = max(0.0, unix_now - plan.stored_at_seconds) if plan.stored_at_seconds else 0.0
     return CheckpointSchedule(
         interval_seconds=plan.interval_seconds,

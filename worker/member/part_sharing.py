@@ -1,7 +1,5 @@
 """Base class of shared uploads and shared loads: several nodes transfer the parts of one S3 object.
 
-The node that owns the shard is the owner of the transfer, and the other nodes are helpers.
-
 Invariant: threads of the transfer and the event loop change the state only under one lock. After `end`, no helper's
 task runs.
 """
@@ -27,46 +25,31 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 HELPER_RETRY_SECONDS = 0.1
-"""Seconds between two attempts to reach a helper node, which may not have received the generation's plan yet."""
+"""Seconds between two attempts to reach a helper, which may not have received the generation's plan yet."""
 HELPERS_CHECK_SECONDS = 0.1
-"""Seconds between two checks for cancellation and late helper nodes, while a transfer waits for their parts."""
+"""Seconds between two checks for cancellation and late helpers, while a transfer waits for their parts."""
 
 
 class PartSharing:
-    """Divides the parts of one upload to S3, or load from S3, between a shard's owner and other nodes (its helpers).
-
-    The owner creates one `PartSharing` per attempt to upload or load.
-    """
+    """Divides the parts of one attempt to upload or load between a shard's owner and other nodes (its helpers)."""
 
     def __init__(self, state: SharedParts, peers: Sequence[NodeId], name: str) -> None:
-        """Create the object; no helper node is asked for parts yet.
-
-        Args:
-            state: the parts of the transfer, none of which has begun.
-            peers: nodes that the owner asks for help.
-            name: kind of the transfer, for the names of tasks.
-        """
+        """Create the object; no helper is asked for parts yet. `name` is for the names of tasks."""
         self.peers = peers
-        """Nodes that the owner asks for help."""
         self._name = name
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[NodeId, asyncio.Task[None]] = {}
         self._is_closed = False
         self._check: Callable[[], None] = lambda: None
-        """Raises an error if the transfer was cancelled."""
         self._changed = threading.Condition()
         """Guards the state and all attributes that the transfer's threads and the event loop share."""
         self._state = state
         self._claimed_at: dict[int, float] = {}
-        """Monotonic time at which the owner claimed each part that it has not finished, by part number."""
+        """Monotonic time at which the owner claimed each unfinished part, by part number."""
         self._own_seconds = 0.0
-        """Longest time in seconds that the owner needed for one finished part."""
 
     def claim(self, number: int) -> bool:
-        """Return whether this node itself must transfer part `number` of the S3 object.
-
-        If the result is False, a helper node transfers this part.
-        """
+        """Return whether this node must transfer part `number`; if not, a helper does."""
         with self._changed:
             self._state, is_own = self._state.claim(number)
             if is_own:
@@ -74,38 +57,23 @@ class PartSharing:
         return is_own
 
     def end(self) -> None:
-        """Stop the requests to helper nodes to transfer parts of the S3 object. Block until their tasks have ended.
-
-        Called in a thread.
-        """
+        """Stop the requests to helpers. Called in a thread; blocks until their tasks have ended."""
         # If the event loop ends, it cancels the coroutine, and `result` raises CancelledError.
         with suppress(concurrent.futures.CancelledError):
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
 
     def _end_own(self, number: int) -> None:
-        """Record that the owner has transferred a part itself, or failed to transfer it."""
         with self._changed:
             claimed_at = self._claimed_at.pop(number, None)
             if claimed_at is not None:
                 self._own_seconds = max(self._own_seconds, monotonic() - claimed_at)
 
     def _slowest_seconds(self, now: float) -> float:
-        """Return the longest time in seconds that the shard's owner needed for one of its own parts.
-
-        Unfinished parts count with their time so far. The caller holds the lock.
-        """
+        """Return the longest time for one of the owner's parts, finished or not. The caller holds the lock."""
         return max([self._own_seconds, *(now - since for since in self._claimed_at.values())])
 
     def _next_missing(self, review: Callable[[float, float], None], has_failed: Callable[[], bool]) -> int | None:
-        """Wait until a helper node fails to transfer a part, and return the part's number.
-
-        Args:
-            review: excludes wrong and late helpers. It receives the monotonic time and the owner's slowest time.
-            has_failed: returns True if the owner's own transfer has failed.
-
-        Returns:
-            None if the helpers have transferred all their parts, or the owner's own transfer has failed.
-        """
+        """Wait for a part that a helper failed to transfer; None if no such part is left, or `has_failed`."""
         with self._changed:
             while True:
                 self._check()
@@ -128,12 +96,11 @@ class PartSharing:
                 self._tasks[peer] = asyncio.create_task(self._run(peer), name=f"{self._name} with {peer}")
 
     async def _run(self, peer: NodeId) -> None:
-        """Request parts of the transfer from one helper node, until no part is left or the helper fails."""
         raise NotImplementedError
 
 
 async def dial(dialler: Dialler) -> Session:
-    """Open a session to a helper node. Repeat failed attempts until one succeeds or the caller is cancelled."""
+    """Open a session to a helper. Repeat failed attempts until one succeeds or the caller is cancelled."""
     while True:
         try:
             return await dialler.session()
@@ -143,20 +110,12 @@ async def dial(dialler: Dialler) -> Session:
 
 
 async def deliver(streams: Streams, line: socket.socket, receiver: Receiver) -> None:
-    """Receive chunks from a helper node over a stream until the stream ends. Then raise PeerLost."""
+    """Receive chunks from a helper over a stream until the stream ends. Then raise PeerLost."""
     await streams.run(line, receiver.receive)
     raise PeerLost("the helper node closed its stream")
 
 
 async def silent(session: Session) -> None:
-    """Wait until the owner's connection ends. Called by a helper node that is not ready yet.
-
-    Args:
-        session: a session on which the owner waits for `ReadyToLoad`.
-
-    Raises:
-        MalformedMessage: the owner sent a message, although it must wait for `ReadyToLoad` before it sends a request.
-        PeerLost: the connection ended.
-    """
+    """Wait until the owner disconnects. Raises MalformedMessage if it sends a message before `ReadyToLoad`."""
     message = await session.receive()
     raise MalformedMessage(f"{type(message).__name__} received before this node was ready to help")

@@ -30,29 +30,18 @@ from worker.tasks import end, first_of
 
 log = logging.getLogger(__name__)
 MAX_HELPED_PARTS = 4
-"""Maximum number of parts that one node keeps in memory for other nodes at a time.
-
-Each part also occupies a thread of the agent's only thread pool.
-"""
+"""Maximum number of parts in memory for other nodes. Each also occupies a thread of the agent's only pool."""
+# A sound node waits for at most `MAX_WINDOW` parts, but can receive a part before this node has recorded it as sent.
 MAX_REQUESTED_PARTS = 16 * MAX_WINDOW
-"""Maximum number of parts that another node may have requested and that this node has not recorded as sent.
-
-A node without a fault waits for at most `MAX_WINDOW` parts. It can receive a part before this node has recorded the
-part as sent, and then requests the next part. The factor 16 leaves ample room for such parts, so that only a faulty
-node exceeds the limit.
-"""
+"""Maximum number of requested parts that are not recorded as sent; only a faulty node exceeds it."""
 
 
 @dataclass(eq=False, repr=False)
 class PartSupply:
-    """The parts of one payload (a shard or a shared S3 object) that another node has requested.
+    """The parts of one payload that another node has requested.
 
-    Args:
-        parts: divides the payload into the parts that the other node may request.
-        read: fills memory of exactly one part with the bytes of the part with this number.
-        room: limits the number of parts in memory. All `PartSupply` objects of the generation share this semaphore.
-        transfer: number that identifies this transfer in the requests and the chunks.
-        is_ready: waits until `read` can read a part without waiting for other nodes. None if `read` never waits.
+    `read` fills memory of exactly one part. `room` limits the parts in memory of all objects of the generation.
+    `is_ready` waits until `read` can read a part without waiting for other nodes.
     """
 
     parts: Parts
@@ -66,24 +55,14 @@ class PartSupply:
         self._buffers = _Buffers(self.parts.payload_bytes)
         self._queue = _PartQueue()
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        """The task that reads and sends each part, by the part's number."""
         self._sent: dict[int, asyncio.Event] = {}
         loop = asyncio.get_running_loop()
         self._queue.on_sent = lambda chunk: loop.call_soon_threadsafe(self._note_sent, chunk)
 
     async def run(self, session: Session, streams: Streams) -> Message:
-        """Send each part that the other node requests, until that node sends a message of another kind.
+        """Send each requested part, until the other node sends another message, and return this message.
 
-        Args:
-            session: the session on which the other node requests parts.
-            streams: streams of the session.
-
-        Returns:
-            The first message that is no request for a part. All chunks of the requested parts are sent then.
-
-        Raises:
-            MalformedMessage: a request names no part, or names a part again, or there are too many requests.
-            PeerLost: the connection ended.
+        Raises MalformedMessage for an invalid, repeated or excessive request, and PeerLost.
         """
         others: list[Message] = []
 
@@ -114,7 +93,6 @@ class PartSupply:
         return others[0]
 
     async def _hear(self, session: Session) -> Message:
-        """Begin to read each part that the other node requests. Return that node's first message of another type."""
         while isinstance(wanted := await session.receive(), ShardWanted):
             is_valid = wanted.transfer == self.transfer and len(wanted.chunks) == 1
             if not is_valid or not are_within(wanted.chunks, chunk_count(self.parts.payload_bytes)):
@@ -171,17 +149,13 @@ class _Buffers:
         self._chunk_bytes = chunk_bytes(payload_bytes)
 
     def payload(self, start: int = 0, end: int | None = None) -> memoryview:
-        """Return the bytes from `start` to `end` of the payload. The range lies within one chunk."""
         assert end is not None, "chunks are sent one at a time"
         chunk, offset = divmod(start, self._chunk_bytes)
         return self.chunks[chunk][offset : offset + end - start]
 
 
 class _PartQueue(ChunkQueue):
-    """A queue of chunks that calls `on_sent` for each chunk that the kernel has accepted completely.
-
-    The threads of all data connections (streams) of the session use it.
-    """
+    """A queue that calls `on_sent` for each chunk that the kernel has accepted completely."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,13 +164,11 @@ class _PartQueue(ChunkQueue):
         """The chunk that each thread sends, by thread id. Each thread changes only its own entry."""
 
     def next(self) -> int | None:
-        """Return the next chunk to send to the owner (see `ChunkQueue.next`)."""
         found = super().next()
         if found is not None:
             self._sending[threading.get_ident()] = found
         return found
 
     def finish(self) -> None:
-        """Record that the kernel has accepted the chunk that `next` returned last in this thread."""
         super().finish()
         self.on_sent(self._sending.pop(threading.get_ident()))

@@ -26,15 +26,6 @@ class PeerSessions:
         *,
         identity: PeerIdentity | None = None,
     ) -> None:
-        """Create the object; no connection to another node is opened yet.
-
-        Args:
-            node_id: this node.
-            address: address of this node's first network card.
-            plan: plan of the running generation, with the addresses of its nodes.
-            key: secret key that only the nodes of the generation hold.
-            identity: TLS identity of this node, used if the plan requires TLS.
-        """
         assert identity is not None or not plan.encrypts_peers, "a plan with TLS needs an identity"
         self.credentials = PeerCredentials(
             plan.job,
@@ -67,7 +58,7 @@ class PeerSessions:
         )
 
     async def stream(self, session: Session, number: int) -> socket.socket:
-        """Open stream `number` of a session. Consecutive streams use different pairs of network cards (`Dialler`)."""
+        """Open stream `number` of a session. Consecutive streams use different pairs of network cards."""
 
         async def over(card: NetworkCard, to: Address) -> TcpSession:
             address, port = to
@@ -86,8 +77,6 @@ class PeerSessions:
 
 
 class _PeerDialler:
-    """Opens this node's connections to one other node of the generation. Implements `Dialler`."""
-
     def __init__(self, sessions: PeerSessions, peer: NodeId, kind: SessionKind, owner_rank: Rank) -> None:
         self._sessions = sessions
         self._peer = peer
@@ -95,9 +84,7 @@ class _PeerDialler:
         self._owner_rank = owner_rank
 
     async def session(self) -> Session:
-        """Open a session, a connection for messages, to the peer (see `Dialler`)."""
         return await self._sessions.dial(self._peer, self._kind, self._owner_rank)
 
     async def stream(self, session: Session, number: int) -> socket.socket:
-        """Open a stream, a connection for the chunks of a session, to the peer (see `Dialler`)."""
         return await self._sessions.stream(session, number)

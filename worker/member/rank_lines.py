@@ -1,7 +1,5 @@
 """Serves the connections of this node's ranks in one generation.
 
-The module handles each message of a rank and each announcement of the coordinator.
-
     rank ─▶ RankServer ─▶ RankLines.message ─┬─▶ RankSlots      SlotsRequest, Capturing, Captured, Abandoned
                                              └─▶ OwnedShard     Boundary (measured by Traffic and Measurements)
     Announcement ─▶ RankLines.hear ─▶ OwnedShard, then RankSlots
@@ -58,40 +56,24 @@ from worker.tasks import Background
 
 log = logging.getLogger(__name__)
 FIRST_STEPS = 2
-"""Number of steps after a start of the ranks that the agent reports to the control plane immediately.
-
-Users wait for these steps. Later steps wait for the next regular report.
-"""
+"""Number of steps after a start that the agent reports immediately, because users wait for them."""
 
 
 FetchEarlier = Callable[[Rank, ReportedFaults], Awaitable[FetchedShard | None]]
-"""Type of `EarlierShards.fetch`, which loads a shard of a launch with another number of ranks."""
 
 
 @dataclass(eq=False, repr=False)
 class RankLines:
     """Connects the ranks of one generation with their agent. Implements `RankEvents`.
 
-    The generation's `Member` object owns it.
-
     Args:
-        plan: plan of the running generation; never changes.
-        shards: shards of this node's ranks.
-        store: this node's slots.
-        keep: returns which steps of a shard this node must not overwrite.
         on_change: called after a change that the agent reports to the control plane immediately.
         on_round_change: called after a change that the agent reports to the coordinator.
-        traffic: measures the ranks' steps, snapshots and idle network time, to decide when snapshots are sent.
         outbox: receives the values that rank 0 logs, and the measurements of its node.
-        slot_count: maximum number of slots per shard on this node.
         now: returns Unix time in seconds.
-        usage: returns the use of the node's devices.
-        sent_bytes: returns the bytes sent to holders of this node's shards so far.
         on_snapshot: called for every snapshot with the seconds from the end of its step to the end of its capture.
-        earlier_layout: returns the base's layout if the base was captured by more or fewer ranks than this plan
-            has; otherwise None.
-        fetch_earlier: loads a shard of the launch that had another number of ranks; None if the number is
-            unchanged.
+        earlier_layout: returns the base's layout if another number of ranks captured it; otherwise None.
+        fetch_earlier: loads a shard of such a launch; None if the number of ranks is unchanged.
         is_loading_earlier: returns whether a rank of this node still loads such shards.
     """
 
@@ -119,13 +101,11 @@ class RankLines:
             self.plan.run, self.plan.generation, self.outbox, now=self.now, usage=self.usage, sent_bytes=self.sent_bytes
         )
         self.newest_values = NewestValues(self.plan.world_size)
-        """The newest logged values of this node's ranks except rank 0."""
         self.rehearsed: dict[Rank, Rehearsed] = {}
         """The newest rehearsal of each rank. Ranks report it again to a restarted agent."""
         self.kept_options: dict[Rank, tuple[KeptOption, ...]] = {}
         """The options of each rank's script that the restored step replaced. Ranks repeat them to a restarted agent."""
         self.background = Background()
-        """Background tasks that create slots, and that compute digests of captured steps."""
         self.slots = RankSlots(
             self.plan,
             self.shards,
@@ -139,12 +119,8 @@ class RankLines:
         )
         self._lines: dict[Rank, RankLine] = {}
         self._waiting: dict[Rank, RankLine] = {}
-        """Connections of ranks that wait until every node has verified its shards."""
         self._early: dict[Rank, SlotsRequest] = {}
-        """Slot requests that ranks sent while this node still loaded the state to restore.
-
-        The agent creates these slots after the load, because the load needs the memory and the slots first.
-        """
+        """Slot requests that arrived before the load, which needs the memory first, was over."""
         self._is_loaded = False
         # Ranks may copy their shards while these still arrive, except during loads from S3. A rank that copies early
         # returns early from `init`, and then waits for the other ranks in a collective operation with a time limit. A
@@ -152,7 +128,6 @@ class RankLines:
         self._is_followed = bool(self.plan.base_step) and all(
             rank.sources and rank.sources[0].kind != "s3" for rank in self.plan.ranks
         )
-        """True if ranks copy the verified part of their state while the rest of it still arrives."""
 
     @property
     def waiting(self) -> tuple[Rank, ...]:
@@ -161,22 +136,22 @@ class RankLines:
 
     @property
     def run(self) -> RunId:
-        """The run of the ranks that this object serves."""
+        """The run of these ranks."""
         return self.plan.run
 
     @property
     def generation(self) -> Generation:
-        """The generation of the ranks that this object serves."""
+        """The generation of these ranks."""
         return self.plan.generation
 
     async def close(self) -> None:
-        """End the background tasks of this object, and close the ranks' connections to this agent."""
+        """End the background tasks, and close the ranks' connections."""
         await self.background.close()
         for line in (*self._lines.values(), *self._waiting.values()):
             line.close()
 
     def hello(self, hello: RankHello, line: RankLine) -> bool:
-        """Accept the connection of a rank of this generation, and refuse other connections (see `RankEvents`)."""
+        """Accept the connection of a rank of this generation, and refuse other connections."""
         shard = self.shards.get(hello.rank)
         if shard is None or (hello.run, hello.generation) != (self.run, self.generation):
             return False
@@ -190,7 +165,7 @@ class RankLines:
         return True
 
     def arrived(self, rank: Rank, file: SlotFile, header: SlotHeader, verified_bytes: int) -> None:
-        """Record how many bytes of the state that a rank restores are verified in its slot, and notify the rank."""
+        """Record how many bytes of a rank's base are verified in its slot, and notify the rank."""
         shard = self.shards[rank]
         was_arriving = shard.arriving is not None
         shard.arrive(file, header, verified_bytes)
@@ -199,10 +174,7 @@ class RankLines:
             line.send(WordChanged() if was_arriving else shard.arriving)
 
     def welcome_all(self) -> None:
-        """Start the training of all ranks, because every node has verified its shards.
-
-        Connected ranks receive their `Welcome` now, later ranks when they connect.
-        """
+        """Start the training of all ranks: each receives its `Welcome` now, or when it connects."""
         self._is_loaded = True
         for rank, line in self._waiting.items():
             self._welcome(self.shards[rank], line)
@@ -229,13 +201,13 @@ class RankLines:
         )
 
     def lost(self, rank: Rank, line: RankLine) -> None:
-        """Record that a rank's connection to this agent has ended (see `RankEvents`)."""
+        """Record that a rank's connection has ended."""
         for lines in (self._lines, self._waiting):
             if lines.get(rank) is line:
                 del lines[rank]
 
     def message(self, rank: Rank, message: Message) -> None:
-        """Handle one message of a rank, for example that it finished or captured a step (see `RankEvents`)."""
+        """Handle a message of a rank, unless it is for another generation."""
         shard = self.shards[rank]
         if getattr(message, "generation", self.generation) != self.generation:
             return
@@ -280,16 +252,11 @@ class RankLines:
                 log.warning("rank %d sent an unexpected %s message", rank, type(message).__name__)
 
     async def _send_earlier(self, fetch: FetchEarlier, rank: Rank, owner: Rank) -> None:
-        """Load the shard of an earlier launch's rank, and send its slot to `rank`.
-
-        If the load fails, the rank receives no answer, and a fault ends the generation.
-        """
         fetched = await fetch(owner, self.faults)
         if fetched is not None:
             self._send(rank, fetched)
 
     def _boundary(self, shard: OwnedShard, message: Boundary) -> None:
-        """Handle a rank's message that it has finished a step."""
         half = shard.page.rank()
         # A rank that has stopped, or waits in `close`, can still capture its last step if the step is proposed after
         # the rank has finished it.
@@ -309,7 +276,7 @@ class RankLines:
         ]
 
     def hear(self, announcement: Announcement) -> None:
-        """Apply the coordinator's announcement to shards and shared pages, notify waiting ranks, and grant slots."""
+        """Apply the coordinator's announcement to shards and pages, notify waiting ranks, and grant slots."""
         self.traffic.hear(announcement.pacing)
         for shard in self.shards.values():
             if shard.hear(announcement):

@@ -5,9 +5,6 @@
     Capturing ─▶ digests of the finished part ─▶ holders receive this part
     Captured  ─▶ all digests ─▶ slot sealed ─▶ `OwnedShard.seal`
 
-A rank sends SlotsRequest with the size of its state, Capturing while it copies the state into its slot, and Captured at
-the end.
-
 Invariant: a rank receives a slot only for the proposed step, and only after all holders in view have created their
 slots. The agent ignores a rank's message about a slot that the rank may not write.
 """
@@ -61,18 +58,9 @@ NO_LAYOUT = "the rank's slots are not ready yet"
 
 @dataclass(eq=False, repr=False)
 class RankSlots:
-    """Creates, grants and seals the slots of this node's ranks in one generation. `RankLines` owns the object.
+    """Creates, grants and seals the slots of this node's ranks in one generation.
 
-    Args:
-        plan: plan of the running generation; never changes.
-        shards: shards of this node's ranks.
-        store: this node's slots.
-        keep: returns the steps of a shard that must not be overwritten, each with its generation.
-        slot_count: maximum number of slots per shard on this node.
-        send: sends a message to a rank, if the rank is connected.
-        on_snapshot: called for every snapshot with the seconds from the end of its step to the end of its capture.
-        faults: receives a fault if the node's memory is too small for the slots.
-        background: runs tasks that create slots and compute their digests.
+    `on_snapshot` receives the seconds from the end of a step to the end of its capture.
     """
 
     plan: GenerationPlan
@@ -88,33 +76,22 @@ class RankSlots:
 
     def __post_init__(self) -> None:
         self.capacities: dict[Rank, int] = {}
-        """Slot capacity of each rank in bytes.
-
-        This is the capacity that the rank last requested, or after a refusal the last capacity that was granted.
-        """
+        """Bytes that each rank last requested, or after a refusal the last capacity that was granted."""
         self._layouts: dict[Rank, tuple[bytes, int]] = {}
         self._refused: dict[Rank, str] = {}
-        """Reason why a rank's last slot request was permanently refused."""
         self._unmet: dict[Rank, SlotsRequest] = {}
-        """Requests for slots for which this node lacks memory at the moment.
-
-        The agent repeats them at each proposed step.
-        """
+        """Requests for which this node lacks memory at the moment, repeated at each proposed step."""
         self._unprepared: dict[Rank, Step] = {}
         """By rank: the last step that was proposed before the rank's slots were ready, as happens after every start."""
         self._sealing: dict[Rank, Step] = {}
-        """By rank: the captured step whose slot is being digested."""
         self._granting: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def request(self, shard: OwnedShard, request: SlotsRequest) -> None:
-        """Create the slots that a rank has requested, in the background. Then grant a slot for the proposed step."""
+        """Create the requested slots in the background. Then grant a slot for the proposed step."""
         self.background.begin(self._reserve(shard, request))
 
     def grant_if_due(self, shard: OwnedShard) -> None:
-        """Grant the rank a slot for the proposed step, unless the rank already has one.
-
-        Called for each announcement of the coordinator, and when the upload of a slot has ended.
-        """
+        """Grant the rank a slot for the proposed step, unless the rank already has one."""
         if shard.core.proposed in (NONE, self.plan.base_step) or shard.granted_slot >= 0:
             return
         # The rank's slots do not exist yet. `_reserve` grants a slot for this step after it has created the slots.
@@ -124,11 +101,10 @@ class RankSlots:
         self.background.begin(self._grant(shard) if unmet is None else self._reserve(shard, unmet))
 
     def revoke_captured(self, shard: OwnedShard) -> None:
-        """Revoke the grant of a slot that the rank has filled.
-
-        A rank that returns from a rehearsal has forgotten its capture, and would write into the sealed slot again.
-        """
+        """Revoke the grant of a slot that the rank has filled."""
         step = shard.core.proposed
+        # A rank that returns from a rehearsal has forgotten its capture, and would write into the sealed slot
+        # again.
         if step in shard.core.sealed or self._sealing.get(shard.rank) == step:
             shard.grant(NONE)
 
@@ -183,10 +159,6 @@ class RankSlots:
             await self._grant(shard)
 
     def _needed_bytes(self, capacities: Mapping[Rank, int]) -> int:
-        """Return the bytes that this node needs for the slots of its own ranks, and of other ranks' copies or shares.
-
-        `capacities` contains the slot capacity of each local rank. Other nodes' ranks are assumed to need as much.
-        """
         plans = {rank: self.plan.ranks[rank] for rank in capacities}
         striped = [(Stripe(plan.stripe), capacities[rank]) for rank, plan in plans.items() if plan.stripe]
         shards = [capacities[rank] + HEADER_BYTES for rank, plan in plans.items() if not plan.stripe]
@@ -196,10 +168,7 @@ class RankSlots:
         ) + slot_bytes_per_node(copies=copies, shard_bytes=shards, slot_count=self.slot_count)
 
     def _figures(self, rank: Rank, capacities: Mapping[Rank, int], request: SlotsRequest, error: NoRoom) -> str:
-        """Return the fault message with the sizes of the required and the available memory.
-
-        The message assumes that a rank without a request needs as much as the refused request.
-        """
+        # Assume that a rank without a request needs as much as the refused request.
         each = {**dict.fromkeys(self.shards, request.capacity_bytes), **capacities}
         needed = self._needed_bytes(each)
         besides = ", with its other slots," if needed < error.needed_bytes else ""
@@ -274,20 +243,14 @@ class RankSlots:
         return tuple(file.name for file in self._files(shard))
 
     def capturing(self, shard: OwnedShard, capturing: Capturing) -> None:
-        """Digest the chunks that the rank has already written to the slot, and announce these chunks to the holders.
-
-        The rank may still be writing the rest of this snapshot.
-        """
+        """Digest the chunks that the rank has already written to the slot, and announce them to the holders."""
         slot = self._slot_of(shard, capturing)
         if slot is not None and 0 <= capturing.final_bytes <= capturing.payload_bytes:
             self._follow(shard, slot, capturing).grow(capturing.final_bytes)
             shard.capture(capturing.step)
 
     def captured(self, shard: OwnedShard, captured: Captured) -> None:
-        """Seal a captured step, even if the step is no longer proposed.
-
-        The coordinator may propose the step again, but the rank captures each step only once.
-        """
+        """Seal a captured step, even if it is not proposed now: it may be again, but the rank captures it once."""
         slot = self._slot_of(shard, captured)
         if slot is None:
             # The agent has granted the slot for another step since the rank sent this message.
@@ -313,7 +276,7 @@ class RankSlots:
             self.on_snapshot(captured.seconds)
 
     def abandoned(self, shard: OwnedShard, abandoned: Abandoned) -> None:
-        """Free the slot that was granted for a step which the rank does not capture, and vote ABANDON for this step."""
+        """Free the slot of a step that the rank does not capture, and vote ABANDON for this step."""
         self.store.settle_copiers(shard.rank)
         self.store.give_up(shard.rank, shard.content(abandoned.step))
         cause, reason = abandoned.known_cause, abandoned.reason
@@ -325,7 +288,7 @@ class RankSlots:
         shard.abandon(abandoned.step, cause, reason)
 
     def _slot_of(self, shard: OwnedShard, message: Capturing | Captured) -> Slot | None:
-        """Return the slot that the rank's message names, or None if the rank may not write to this slot."""
+        """Return the slot that the rank's message names, or None if the rank may not write to it."""
         slots = self.store.shards.get(shard.rank, [])
         # A restarted agent may have marked the rank's granted slot as empty, but the rank may still write to it.
         is_granted = (message.step, message.slot) == (
@@ -382,22 +345,16 @@ class RankSlots:
 
 
 def _is_of_another_file(captured: Captured, slot: Slot) -> bool:
-    """Return whether the rank has written its capture into a previous file of this slot.
-
-    After the agent has replaced the slot's file, the rank may still have mapped the previous file. The check compares
-    the digest of the last chunk, which contains the payload's index (the list of its tensors).
-    """
+    """Return whether the rank has written its capture into the previous file of this slot."""
     count = chunk_count(captured.payload_bytes)
     if not captured.chunk_digests or len(captured.chunk_digests) != DIGEST_BYTES * count:
         return False
+    # The last chunk contains the payload's index.
     with slot.file.payload(*chunk_range(count - 1, captured.payload_bytes)) as chunk:
         return digest(chunk) != chunk_digest(captured.chunk_digests, count - 1)
 
 
 def _may_stand(chunk_digests: bytes, digests: ChunkDigests) -> bool:
-    """Return whether the agent can use the chunk digests from the rank instead of computing its own.
-
-    The rank's digests must cover all chunks, and the agent must have digested no chunk yet. Wrong digests are detected
-    later, because holders verify each chunk on arrival, and this node verifies all chunks before a restore.
-    """
+    """Return whether the rank's chunk digests cover all chunks and the agent has computed none itself."""
+    # Holders detect wrong digests on arrival, and this node before a restore.
     return len(chunk_digests) == DIGEST_BYTES * digests.chunk_count and not digests.due_count

@@ -4,9 +4,6 @@
                                   LoadShard, ShardWanted ──▶ helper's agent (LoadHelper),
                                   ◀── chunks over streams    reads parts from the end ◀── S3
 
-`worker.core.shared_parts` decides which node reads which part. A part is a few consecutive chunks of the shard. Each
-byte is read once from S3 unless a helper fails.
-
 Invariant: the owner's slot receives only chunks whose digests match the plan's digest of the shard. After
 `HelpedLoad.end`, no helper's byte reaches the slot. A helper reads only objects that the plan names, and keeps at most
 `MAX_HELPED_PARTS` parts in memory for all owners together.
@@ -65,20 +62,10 @@ class HelpedLoad(PartSharing):
         slot: SlotFile,
         numbers: Sequence[int],
     ) -> None:
-        """Create the object; no session to a helper node is open yet.
-
-        Args:
-            rank: the rank whose shard is loaded.
-            peers: nodes that may read parts of the shard from S3 for this node, from `load_helpers`.
-            dialler: opens the sessions to these nodes.
-            parts: the parts into which the shard's S3 object is divided.
-            source: the source that the plan names for this shard, with the digest of the payload.
-            slot: the slot that receives the chunks.
-            numbers: numbers of the parts that helper nodes may read, in increasing order.
-        """
+        """Create the object. `peers` may read the parts `numbers`, in increasing order, from S3 for this node."""
         super().__init__(SharedParts.begin(len(numbers)), peers, "load")
         self._numbers = numbers
-        """Numbers in the shard of the parts that helper nodes may read. `SharedParts` numbers these parts from 1."""
+        """`SharedParts` numbers these parts from 1."""
         self._places = {number: place for place, number in enumerate(numbers, 1)}
         self._rank = rank
         self._dialler = dialler
@@ -86,12 +73,11 @@ class HelpedLoad(PartSharing):
         self._source = source
         self._slot = slot
         self._news: dict[NodeId, asyncio.Event] = {peer: asyncio.Event() for peer in peers}
-        """One event per helper node, set on the event loop when a chunk from the helper has arrived."""
+        """By helper: set on the event loop when a chunk of it has arrived."""
         self._landed: set[int] = set()
-        """Chunks that helper nodes have sent and that match their digests."""
 
     def begin(self, check: Callable[[], None]) -> None:
-        """Ask other nodes to read parts of the shard from S3 (see `LoadShare.begin`)."""
+        """Ask other nodes to read parts of the shard from S3."""
         self._check = check
         self._loop.call_soon_threadsafe(self._ask_all)
 
@@ -100,11 +86,11 @@ class HelpedLoad(PartSharing):
         return super().claim(self._places[number])
 
     def ended(self, number: int) -> None:
-        """Record that this node has read a part of the shard from S3, or failed to read it (see `LoadShare.ended`)."""
+        """Record that this node has read a part of the shard from S3, or failed to read it."""
         self._end_own(self._places[number])
 
     def next_missing(self, has_failed: Callable[[], bool]) -> int | None:
-        """Wait until a helper node fails to read a part of the shard; return the part (`LoadShare.next_missing`)."""
+        """Wait until a helper fails to read a part of the shard; return the part."""
 
         def review(now: float, slowest_seconds: float) -> None:
             for peer in self._state.late(now, slowest_seconds):
@@ -114,10 +100,7 @@ class HelpedLoad(PartSharing):
         return None if place is None else self._numbers[place - 1]
 
     def _land(self, peer: NodeId, chunk: int, is_good: bool) -> None:
-        """Record a chunk that a helper node has sent. If the chunk is wrong, stop asking this helper for parts.
-
-        Called in the thread of the helper's stream.
-        """
+        """Record a helper's chunk, in the thread of its stream. After a wrong chunk, stop asking this helper."""
         if not is_good:
             self._loop.call_soon_threadsafe(self._give_up, peer, f"sent other bytes as chunk {chunk} than S3 holds")
             return
@@ -130,13 +113,11 @@ class HelpedLoad(PartSharing):
         self._loop.call_soon_threadsafe(self._news[peer].set)
 
     def _give_up(self, peer: NodeId, why: str) -> None:
-        """Stop asking the helper node `peer` for parts of the shard."""
         if not self._tasks[peer].done() and not self._tasks[peer].cancelling():
             log.warning("load of rank %d: %s %s", self._rank, peer, why)
             self._tasks[peer].cancel()
 
     async def _run(self, peer: NodeId) -> None:
-        """Request parts of the shard from one helper node, until no part is left or the helper fails."""
         plan = self._parts.plan
         streams, receiver = Streams(), Receiver()
         incoming = receiver.current = IncomingShard(
@@ -160,10 +141,7 @@ class HelpedLoad(PartSharing):
             await finish(self._let_go(peer, incoming, streams))
 
     async def _let_go(self, peer: NodeId, incoming: IncomingShard, streams: Streams) -> None:
-        """End the transfer from one helper node: stop all threads that write its bytes into the slot.
-
-        Mark its undelivered parts as missing afterwards, so that the owner reads them.
-        """
+        """Stop all threads that write a helper's bytes into the slot, then mark its undelivered parts as missing."""
         incoming.shut()
         await streams.close()
         await incoming.close()
@@ -214,10 +192,7 @@ class HelpedLoad(PartSharing):
 
 
 class LoadHelper:
-    """Reads parts of shards of other nodes from S3, and sends these parts to the other nodes.
-
-    The generation's `Member` object owns it.
-    """
+    """Reads parts of shards of other nodes from S3, and sends these parts to the other nodes."""
 
     def __init__(
         self,
@@ -228,15 +203,7 @@ class LoadHelper:
         ranks: Sequence[Rank] = (),
         loads: NodeLoads | None = None,
     ) -> None:
-        """Create the object with which this node helps other nodes to load their shards in one generation.
-
-        Args:
-            plan: plan of the generation; never changes.
-            objects: the object store (S3).
-            is_loaded: set once this node has loaded its own shards.
-            ranks: ranks of this node.
-            loads: this node's own loads from S3, which supply parts of shared objects; None if there are none.
-        """
+        """Create the helper; `is_loaded` is set once this node's own shards are here, `loads` supply shared objects."""
         self._objects = objects
         self._is_loaded = is_loaded
         self._places: dict[tuple[Rank, bytes], ObjectReference] = {
@@ -245,30 +212,17 @@ class LoadHelper:
             for source in sources
             if source.object is not None
         }
-        """The S3 object of each shard of the base, by rank and payload digest."""
         self._room = asyncio.Semaphore(MAX_HELPED_PARTS)
-        """Limits the number of parts in memory, for all sessions together."""
         expected = frozenset(rank for rank in ranks if is_read_first(plan, rank))
         self._shared = ObjectSupply(
             NodeLoads() if loads is None else loads, self._room, expected=expected, is_loaded=is_loaded
         )
         self._serving: dict[tuple[NodeId, Rank], asyncio.Task[None]] = {}
-        """The newest session of each owner, by the owner's node and the rank whose shard it loads."""
 
     async def serve(self, session: Session, streams: Streams) -> None:
-        """Read from S3 the parts of a shard that its owner's agent requests, and send them to the owner's agent.
+        """Read the requested parts of a shard from S3, and send them to its owner's agent until it disconnects.
 
-        The call ends when the connection ends.
-
-        If an earlier session for the same shard is still open, this call ends it, because its parts occupy memory.
-
-        Args:
-            session: an authenticated session of kind load, from a member of the same generation.
-            streams: the streams of the session.
-
-        Raises:
-            MalformedMessage: the owner sent an unexpected message, a damaged header, or too many requests.
-            PeerLost: the connection ended.
+        Raises MalformedMessage for an unexpected message, a damaged header, or too many requests.
         """
         wanted = await session.receive()
         if isinstance(wanted, LoadObject):
@@ -283,6 +237,7 @@ class LoadHelper:
         assert task is not None
         earlier, self._serving[key] = self._serving.get(key), task
         try:
+            # The parts of the owner's earlier session occupy memory.
             if earlier is not None:
                 await end(earlier)
             await self._supply(session, streams, wanted)

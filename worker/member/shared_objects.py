@@ -1,13 +1,7 @@
 """Divides the reads of shared S3 objects among the nodes that load from S3, normally one node per part.
 
-A shared object contains tensors that shards of several nodes use.
-
     node A   reads parts 1, 3 ◀── S3        sends them to B ──▶
     node B   reads parts 2, 4 ◀── S3        sends them to A ──▶
-
-`worker.core.object_readers` decides which node reads which part. Each node requests the parts of a peer in the order in
-which the peer reads them (`SharedReads`), and the peer sends each part as soon as its own slot contains it
-(`ObjectSupply`).
 
 Invariant: a load verifies all bytes of other nodes with the digests of its shard, and reads damaged parts from S3.
 After `SharedReads.close`, no byte of another node reaches the slot. A node supplies only objects that its own shards
@@ -49,16 +43,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, repr=False)
 class SharedReads:
-    """One attempt to load, together with other nodes, the S3 objects that a shard shares with other nodes' shards.
+    """One attempt to load the S3 objects that a shard shares with other nodes' shards. Implements `ObjectShare`.
 
-    Implements `ObjectShare`. All methods run on the event loop.
-
-    Args:
-        readers: the nodes that share the reads.
-        dialler: opens sessions of kind load to a peer.
-        objects: the object store (S3).
-        load: the load whose slot receives the objects.
-        patience: returns for how many seconds the load waits for the other nodes after its own reads.
+    `dialler` opens sessions of kind load. `patience` returns for how many seconds the load waits for the other nodes
+    after its own reads.
     """
 
     readers: ObjectReaders
@@ -71,18 +59,16 @@ class SharedReads:
     def __post_init__(self) -> None:
         self._parts = sorted(self.load.objects.values(), key=lambda each: each.place.key)
         self._absent_count = sum(each.count for each in self._parts)
-        """Number of shared parts that the slot does not contain yet."""
         self._division: dict[NodeId, dict[ObjectParts, list[int]]] = {}
         """The missing parts that each node reads: by node and object, the parts' numbers in ascending order."""
         self._changed = Signal()
         """Notified when a part arrives, and when parts are assigned to other nodes."""
         self._tasks: list[asyncio.Task[None]] = []
         self._begun = 0.0
-        """Monotonic time at which `read` began, in seconds."""
         self._divide(self.readers)
 
     def _divide(self, readers: ObjectReaders) -> None:
-        """Assign each part that this node's slot still lacks to the node that reads the part from S3."""
+        """Assign each part that this node's slot still lacks to the node that reads it from S3."""
         self.readers, self._division = readers, {}
         for each in self._parts:
             for number in each.numbers:
@@ -92,7 +78,6 @@ class SharedReads:
         self._changed.notify()
 
     def _absent(self, reader: NodeId) -> list[tuple[ObjectParts, int]]:
-        """Return the parts that the node `reader` reads and that this node's slot still lacks."""
         division = self._division.get(reader, {}).items()
         return [(each, number) for each, numbers in division for number in numbers if number not in each.present]
 
@@ -103,16 +88,13 @@ class SharedReads:
             self._changed.notify()
 
     async def read(self) -> None:
-        """Read this node's parts of the shared objects from S3, and request the other parts from the other nodes.
-
-        Implements `ObjectShare.read`.
-        """
+        """Read this node's parts from S3, and request the other parts from the other nodes."""
         self._begun = monotonic()
         self._tasks = [asyncio.create_task(self._run(peer), name=f"objects of {peer}") for peer in self.readers.peers]
         await self._read_own()
 
     async def settle(self) -> None:
-        """Wait for the object parts that other nodes read, and read those that do not arrive (see `ObjectShare`)."""
+        """Wait for the parts that other nodes read, and read those that do not arrive."""
         now = monotonic()
         until = now + self.patience(now - self._begun)
         while self._absent_count:
@@ -129,7 +111,7 @@ class SharedReads:
         await self.close()
 
     async def close(self) -> None:
-        """Stop receiving parts of shared S3 objects from other nodes (see `ObjectShare.close`)."""
+        """Stop receiving parts from other nodes."""
         await end(*self._tasks)
 
     async def _read_own(self) -> None:
@@ -150,7 +132,6 @@ class SharedReads:
             await in_thread(work)
 
     async def _run(self, peer: NodeId) -> None:
-        """Request the parts that one peer reads, until the task is cancelled or the peer fails."""
         await self._until(lambda: bool(self._absent(peer)))
         streams, receiver = Streams(), Receiver()
         try:
@@ -225,39 +206,19 @@ class SharedReads:
 
 
 class ObjectSupply:
-    """Sends parts of shared S3 objects from this node's slots to other nodes.
-
-    A shared object contains tensors of the shards of several nodes. `LoadHelper` creates the `ObjectSupply`.
-    """
+    """Sends parts of shared S3 objects from this node's slots to other nodes."""
 
     def __init__(
         self, loads: NodeLoads, room: asyncio.Semaphore, *, expected: Collection[Rank], is_loaded: asyncio.Event
     ) -> None:
-        """Create the supply; `serve` answers the requests of one other node.
-
-        Args:
-            loads: this node's loads from S3.
-            room: limits the number of parts in memory, for all sessions together.
-            expected: the ranks of this node that load from S3 according to the plan.
-            is_loaded: set once this node has loaded its own shards.
-        """
+        """Create the supply. `room` limits the parts in memory. `expected` are this node's ranks that load from S3."""
         self._loads = loads
         self._room = room
         self._expected = frozenset(expected)
         self._is_loaded = is_loaded
 
     async def serve(self, session: Session, streams: Streams, wanted: LoadObject) -> None:
-        """Send the parts of shared S3 objects that another node requests, until the connection ends.
-
-        Args:
-            session: an authenticated session of kind load, from a member of the same generation.
-            streams: the streams of the session.
-            wanted: the first message of the session.
-
-        Raises:
-            MalformedMessage: the other node sent an unexpected message, or too many requests.
-            PeerLost: the connection ended.
-        """
+        """Send the parts that another node requests until it disconnects. Raises MalformedMessage."""
         while True:
             place = wanted.object
             if not self._is_known(place):

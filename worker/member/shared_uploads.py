@@ -3,8 +3,6 @@
     owner's agent    begins the upload ──UploadPart──▶ holder's agent ──▶ S3
                      completes it      ◀─PartStored──
 
-`worker.core.shared_parts` decides which node sends which part of the S3 multipart upload.
-
 Invariant: the owner completes an upload only with parts whose size, CRC and SHA-256 match its own slot. A holder pins
 its replica from the first request of a session to the session's end.
 """
@@ -41,18 +39,11 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 MAX_HELPED_PARTS = 4
-"""Maximum number of parts that one node sends for other nodes at a time.
-
-Each part occupies a thread of the agent's only thread pool.
-"""
+"""Maximum number of parts that one node sends for others. Each occupies a thread of the agent's only pool."""
 
 
 class HelpedUpload(PartSharing):
-    """One upload of a shard to S3, in which nodes with a replica of the shard send some of the parts.
-
-    `CheckpointUploads` creates one object per upload. The S3 client calls `end` before it completes or aborts the
-    upload. The class implements the protocols `ShareOf` and `Share`.
-    """
+    """One upload of a shard to S3, in which helpers send some of the parts. Implements `ShareOf` and `Share`."""
 
     def __init__(
         self,
@@ -62,14 +53,7 @@ class HelpedUpload(PartSharing):
         *,
         on_stored: OnStored,
     ) -> None:
-        """Create the object; no session to a helper node is open yet.
-
-        Args:
-            header: header of the owner's slot.
-            peers: nodes that have a sealed copy of the owner's slot.
-            dial: opens a session of kind upload to a peer.
-            on_stored: called on the event loop with the size in bytes of each part that a helper reports as stored.
-        """
+        """Create the object. `on_stored` receives the bytes of each part that one of `peers` has stored."""
         super().__init__(SharedParts.begin(0), peers, "upload")
         self._header = header
         self._dial = dial
@@ -83,15 +67,12 @@ class HelpedUpload(PartSharing):
     def of(
         self, where: ObjectReference, object_bytes: int, shared: SharedGroups, check: Callable[[], None]
     ) -> HelpedUpload:
-        """Set which S3 upload the owner of the shard divides among itself and the holders (see `ShareOf.of`).
-
-        Return this object.
-        """
+        """Set which S3 upload the owner divides among itself and the holders, and return this object."""
         self._where, self._check = (where, object_bytes, shared), check
         return self
 
     def begin(self, upload_id: str, part_bytes: int, part_count: int) -> None:
-        """Announce the upload to the helper nodes, so that they can send parts to S3 (see `Share.begin`)."""
+        """Announce the upload to the helpers, so that they can send parts to S3."""
         assert self._where is not None, "the upload has a name"
         where, object_bytes, shared = self._where
         with self._changed:
@@ -111,11 +92,11 @@ class HelpedUpload(PartSharing):
         self._loop.call_soon_threadsafe(self._ask_all)
 
     def sent(self, number: int) -> None:
-        """Record that this node has sent a part of the upload to S3, or failed to send it (see `Helpers.sent`)."""
+        """Record that this node has sent a part of the upload to S3, or failed to send it."""
         self._end_own(number)
 
     def next_missing(self, expected: Mapping[int, PartDigest], has_failed: Callable[[], bool]) -> int | None:
-        """Wait until a helper node fails to send a part of the upload, and return the part (`Helpers.next_missing`)."""
+        """Wait until a helper fails to send a part of the upload, and return the part."""
 
         def review(now: float, slowest_seconds: float) -> None:
             self._verify(expected)
@@ -124,7 +105,7 @@ class HelpedUpload(PartSharing):
         return self._next_missing(review, has_failed)
 
     def stored(self) -> Sequence[StoredPart]:
-        """Return the parts of the multipart upload that helper nodes have stored in S3 (see `Helpers.stored`)."""
+        """Return the parts of the multipart upload that helpers have stored in S3."""
         with self._changed:
             return [self._parts[number] for number in sorted(self._state.finished)]
 
@@ -138,7 +119,6 @@ class HelpedUpload(PartSharing):
             self._state = self._state.reject(number)
 
     async def _run(self, peer: NodeId) -> None:
-        """Request parts of the upload from one helper node, until no part is left or the helper fails."""
         try:
             session = await self._dial(peer)
             try:
@@ -195,22 +175,12 @@ class HelpedUpload(PartSharing):
 
 
 class UploadHelper:
-    """Sends parts of other nodes' shards to S3, read from the replicas of these shards on this node.
-
-    The generation's `Member` object owns it.
-    """
+    """Sends parts of other nodes' shards to S3, read from the replicas on this node."""
 
     def __init__(
         self, plan: GenerationPlan, store: SlotStore, objects: ObjectStore, *, held_ranks: Collection[Rank]
     ) -> None:
-        """Create the object with which this node helps other nodes to upload their shards in one generation.
-
-        Args:
-            plan: plan of the running generation; never changes.
-            store: this node's slots.
-            objects: the object store (S3).
-            held_ranks: shards of other nodes that the plan places on this node.
-        """
+        """Create the helper. `held_ranks` are the shards of other nodes that the plan places on this node."""
         prefix = plan.checkpoint.prefix
         self._place = prefix.bucket, f"{prefix.key}run={plan.run}/gen={plan.generation}/"
         self._store = store
@@ -221,7 +191,7 @@ class UploadHelper:
         self._threads = asyncio.Semaphore(MAX_HELPED_PARTS)
 
     def hear(self, announcement: Announcement) -> None:
-        """Stop helping with the uploads that owners cancel, once the coordinator marks the final step for upload."""
+        """Stop helping with the uploads that owners cancel for the final step."""
         for task, step in self._serving.items():
             if is_superseded(
                 step,
@@ -232,16 +202,7 @@ class UploadHelper:
                 task.cancel()
 
     async def serve(self, session: Session) -> None:
-        """Upload to S3 the parts of a shard that its owner requests, until the owner's connection ends.
-
-        Args:
-            session: an authenticated session of kind upload, from a member of the same generation.
-
-        Raises:
-            MalformedMessage: the owner sent a message that is not a request, too many requests, or a request for
-                another upload than its first one.
-            PeerLost: the connection ended.
-        """
+        """Upload the requested parts of a shard to S3 until the owner disconnects. Raises MalformedMessage."""
         task = asyncio.current_task()
         assert task is not None
         first: UploadPart | None = None
@@ -286,10 +247,7 @@ class UploadHelper:
         return slot if slot is not None and slot.file.header.payload_digest == wanted.digest else None
 
     async def _serve_part(self, session: Session, slot: Slot, wanted: UploadPart) -> None:
-        """Send one requested part to S3, and answer the request.
-
-        An unexpected error ends the session, so that the owner stops waiting for the part.
-        """
+        """Send one requested part to S3, and answer the request. An unexpected error ends the session."""
         try:
             async with self._threads:
                 answer = await self._send(slot, wanted)

@@ -23,10 +23,7 @@ WORDED_RANKS = 2
 
 
 class MemberStatus:
-    """Reads the state of a generation from the parts of its `Member` object, for the reports to the control plane.
-
-    It also updates a clock per rank, which measures how long the rank has made no progress in its phase.
-    """
+    """Reads the state of a generation from the parts of its `Member` object, for the reports to the control plane."""
 
     def __init__(
         self,
@@ -41,22 +38,8 @@ class MemberStatus:
         kept_options: Mapping[Rank, tuple[KeptOption, ...]],
         stalls: Callable[[float], tuple[NodeFault, ...]],
     ) -> None:
-        """Create the object at the start of a generation.
-
-        Args:
-            plan: plan of the running generation; never changes.
-            here: this node in the plan.
-            shards: shards of this node's ranks.
-            rounds: this node's connections to its neighbours in the tree of agents.
-            server: returns the coordinator if it runs on this node; otherwise None.
-            faults: the faults of this generation on this node.
-            rehearsed: each rank's newest rehearsal.
-            kept_options: options of each rank's script that the restored step replaced.
-            stalls: returns a fault for each upload without progress; its argument is the current time of the event
-                loop's clock.
-        """
+        """Create the object at the start of a generation. `stalls` returns a fault for each stalled upload."""
         self.clocks = {rank: PhaseClock(plan.base_step) for rank in here.ranks}
-        """Clock of each rank, which measures how long the rank has made no progress."""
         self._plan = plan
         self._here = here
         self._shards = shards
@@ -69,10 +52,7 @@ class MemberStatus:
         self._node_id = here.node_id
 
     def rank_statuses(self) -> tuple[RankStatus, ...]:
-        """Return each local rank's phase, its last finished step, and the seconds since it last made progress.
-
-        Each call also updates `clocks`.
-        """
+        """Return the status of each local rank, and update `clocks`."""
         now, statuses = time.monotonic(), []
         rehearsed = shortened(self._rehearsed)
         for shard in self._shards.values():
@@ -100,14 +80,11 @@ class MemberStatus:
         return Step(max((shard.page.rank().target for shard in self._shards.values()), default=0))
 
     def begin_clocks(self) -> None:
-        """Begin to measure how long each rank stays in a phase or at a step. Called when the ranks start."""
+        """Restart `clocks`, when the ranks start."""
         self.clocks = {rank: PhaseClock(self._plan.base_step) for rank in self._here.ranks}
 
     def longest(self) -> dict[str, float]:
-        """Return, for each phase, the longest time in seconds in which a rank of this node finished no step.
-
-        A time counts only once the rank has left the phase or finished a step.
-        """
+        """Return the longest time in seconds, by phase, after which a rank left the phase or finished a step."""
         longest: dict[str, float] = {}
         for clock in self.clocks.values():
             for phase, seconds in clock.longest.items():
@@ -119,18 +96,11 @@ class MemberStatus:
         return tuple(shard.protection(self._plan.ranks[rank].holders) for rank, shard in self._shards.items())
 
     def silent_peers(self) -> tuple[NodeId, ...]:
-        """Return the neighbours of this node in the tree of agents that have stopped sending messages."""
+        """Return the neighbours in the tree of agents that have stopped sending messages."""
         return tuple(sorted(self._rounds.silent))
 
     def faults(self, now: float) -> tuple[NodeFault, ...]:
-        """Return the current faults for the node's next report.
-
-        Args:
-            now: monotonic time of the event loop, in seconds.
-
-        Returns:
-            Faults of the ranks and of this node's part in the generation.
-        """
+        """Return the current faults of the ranks and of this node's part. `now` is the event loop's time."""
         since, deadline = self._rounds.silent_since, self._plan.timeouts.coordinator_deadline_seconds
         faults = (*self._faults.present, *self._stalls(now))
         if since is None or now - since <= deadline:
@@ -144,10 +114,8 @@ class MemberStatus:
 
 
 def shortened(reports: Mapping[Rank, Rehearsed]) -> dict[Rank, Rehearsed]:
-    """Return the rehearsals with the texts of a few ranks, because the texts of many would make a report too large.
-
-    The control plane uses the texts of the first difference only.
-    """
+    """Return the rehearsals with the texts of a few ranks, because the texts of many would make a report too large."""
+    # The control plane uses the texts of the first difference only.
     first = sorted(reports, key=lambda rank: (reports[rank].first_step, rank))
     by_verdict = ([rank for rank in first if reports[rank].verdict is verdict] for verdict in RehearsalVerdict)
     worded = {rank for ranks in by_verdict for rank in ranks[:WORDED_RANKS]}

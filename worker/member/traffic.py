@@ -3,14 +3,9 @@
     Boundary, Captured ──▶ Budget, PacingTrial ──distance, pacing──▶ Coordinator ──pacing──▶ every node
     IdleSpans ──▶ SpanPacer ──pacing──▶ senders
 
-Pacing delays chunks of a snapshot to the idle spans, in which training does not use the network. An iteration is the
-training work from one finished optimizer step to the next. The coordinator's node decides on the pacing and on the
-distance between proposed steps, from measurements of one of its ranks. The *pacing trial* (`worker.core.pacing_trial`)
-measures whether training is faster with paced snapshots or with snapshots that are sent immediately. The *budget*
-(`worker.core.budget`) limits how much snapshots slow training.
-
-Invariant: without a profile of the idle spans, chunks are sent immediately. Without measurements, every step is
-proposed. Pacing ends if it makes training slower per captured step than unpaced sending.
+The coordinator's node decides for all nodes, from measurements of one of its ranks. Invariant: without a profile of the
+idle spans, chunks are sent immediately. Without measurements, every step is proposed. Pacing ends if it makes training
+slower per captured step than unpaced sending.
 """
 
 from __future__ import annotations
@@ -30,12 +25,9 @@ from worker.replication.pacing import NodePacer, SpanPacer, Unpaced
 log = logging.getLogger(__name__)
 ALPHA_SECONDS = 0.0002
 """Assumed seconds before a chunk is on the network: a wake-up of the sender and a system call."""
+# Shorter transfers hardly disturb training, and shorter idle spans have no room for chunks.
 WORTH_RATIO = 0.02
-"""Minimum length of transfers and of idle spans for pacing, as a fraction of an iteration.
-
-Shorter transfers hardly disturb training, and shorter idle spans have no room for chunks, so chunks are then sent
-immediately.
-"""
+"""Minimum length of transfers and of idle spans for pacing, as a fraction of an iteration."""
 UNPACED = Unpaced()
 PACING_SENTENCES = {
     Pacing.AT_ONCE: "replicas are sent immediately",
@@ -43,27 +35,15 @@ PACING_SENTENCES = {
     Pacing.IN_IDLE_SPANS: "replicas wait for idle network time",
 }
 STALE_RATIO = 1.5
-"""Factor by which the iteration time must change before the pacing trial is repeated.
-
-A pacing trial measures whether training is faster if snapshots are sent in idle network time or immediately.
-"""
+"""Factor by which the iteration time must change before the pacing trial is repeated."""
 
 
 @dataclass(eq=False, repr=False)
 class Traffic:
     """Measures iterations and snapshots on one node, and decides on pacing and on the distance between snapshots.
 
-    The generation's `Member` object owns it. All methods run on the agent's event loop.
-
-    Args:
-        ranks: ranks of this node; the first rank represents all ranks.
-        pacer: decides when the node's senders may send chunks.
-        replica_count: number of transfers per step: for each shard of this node, the number of its holders on other
-            nodes.
-        max_slowdown: limit for the job's slowdown by snapshots, as a fraction of the iteration's duration.
-        on_distance: called with the new distance between proposed steps when it changes.
-        on_pacing: called when this node's measurements recommend another pacing mode (idle network time, or at
-            once).
+    The first of `ranks` represents all. `replica_count` transfers are sent per step. `max_slowdown` is a fraction of
+    the iteration. `on_distance` and `on_pacing` are called when this node's measurements recommend a change.
     """
 
     ranks: Sequence[Rank]
@@ -78,28 +58,19 @@ class Traffic:
         self.budget = Budget(self.max_slowdown)
         self._speaker = min(self.ranks)
         self._pacing = Pacing.AT_ONCE
-        """The pacing mode in the coordinator's last announcement."""
         self._asked = Pacing.AT_ONCE
-        """The pacing mode that this node last recommended to the coordinator (`on_pacing`)."""
         self._trials = _untried()
         self._profile: IdleSpans | None = None
         self._planned: SpanPacer | None = None
-        """Pacer that sends chunks in the idle network times of the current profile.
-
-        None until the link's rate has been measured, and if pacing has no benefit.
-        """
+        """Pacer for the current profile; None until the link's rate has been measured, and if pacing has no benefit."""
         self._is_every_step = True
-        """True until the budget (limit of the slowdown by snapshots) first lengthens the interval between snapshots."""
         self._tried_seconds: float | None = None
-        """Duration in seconds of an iteration at the start of the pacing trial; None before a trial."""
+        """Duration of an iteration at the start of the pacing trial; None before a trial."""
         self._is_paced: bool | None = None
-        """True if this iteration's chunks wait for idle network time, False if they do not; None without a pacer."""
+        """True if this iteration's chunks wait for idle spans, False if they do not; None without a pacer."""
         self._was_paced: bool | None = None
         self._trying: _Try | None = None
-        """The last iteration whose snapshot is measured for the pacing trial. The next capture adds it to the trial.
-
-        Until then, it counts the steps that could not be captured, because this snapshot was still being sent.
-        """
+        """The last measured iteration, until the next capture adds it to the trial with its number of lost steps."""
         self._passed_at: float | None = None
         self._has_captured = False
         self._was_sending = False
@@ -107,30 +78,21 @@ class Traffic:
 
     @property
     def trial(self) -> PacingTrial:
-        """The current trial, which compares paced sending (in idle network time) with unpaced sending of snapshots.
-
-        While the coordinator proposes every step, the first trial applies. It counts a step as lost if the transfer of
-        the last snapshot prevents the capture of this step. Once the budget (the limit of the slowdown by snapshots)
-        has lengthened the interval between snapshots, the second trial applies until the ranks end. It compares only
-        the durations of iterations, without lost steps.
-        """
+        """The current trial: with lost steps while every step is proposed, later only with iteration times."""
         return self._trials[self._is_every_step]
 
     def hear(self, pacing: Pacing) -> None:
-        """Send snapshots in idle network time or at once, as the coordinator has announced, from the next step on."""
+        """Send snapshots as the coordinator has announced, from the next step on."""
         if pacing is not self._pacing:
             log.info("%s", PACING_SENTENCES[pacing])
             self._pacing = pacing
 
     def captured(self, rank: Rank) -> None:
-        """Record that a rank of this node has captured a snapshot, for the measurement of its cost."""
+        """Record that a rank of this node has captured a snapshot."""
         self._has_captured |= rank == self._speaker
 
     def spans(self, rank: Rank, message: IdleSpans) -> None:
-        """Use the idle spans that a rank's profiler has measured. They replace an earlier measurement.
-
-        Idle spans are parts of an iteration in which training does not use the network.
-        """
+        """Use the idle spans that a rank's profiler has measured, instead of an earlier measurement."""
         if rank == self._speaker:
             self._profile, self._planned, self._trying = message, None, None
             self.pacer.unpace()
@@ -141,16 +103,8 @@ class Traffic:
     def boundary(self, rank: Rank, message: Boundary, half: RankHalf, *, is_sending: bool) -> float | None:
         """Process a rank's message that it has finished a step, or that its page has changed in another way.
 
-        Args:
-            rank: the rank of this node that sent the message.
-            message: the rank's message about the step that it finished.
-            half: the part of the shared page that the rank writes.
-            is_sending: True while the rank's snapshot is not replicated, or its vote waits for votes of other ranks.
-                Some node of the job may then still send chunks.
-
-        Returns:
-            Duration in seconds of the iteration that ended. None if no iteration ended, or if `rank` is
-            not the node's lowest rank, which alone is measured.
+        `is_sending` is True while some node may still send chunks. Returns the seconds of the iteration that ended;
+        None if none did, or if `rank` is not the node's lowest rank, which alone is measured.
         """
         if rank != self._speaker:
             return None
@@ -195,19 +149,7 @@ class Traffic:
         return seconds
 
     def _follow(self, trying: _Try, *, has_captured: bool, was_sending: bool) -> None:
-        """Continue the measurement of `trying`, an earlier iteration, after one more iteration has ended.
-
-        The pacing trial compares such measurements of paced and of unpaced snapshots.
-
-        If the newest iteration captured a step, the measurement is complete and is added to the trial. It is also
-        complete if the coordinator no longer proposes every step. If the newest iteration captured no step because the
-        snapshot of `trying` was still being sent, its step counts as lost.
-
-        Args:
-            trying: the earlier iteration, with the number of steps lost so far.
-            has_captured: True if the newest iteration captured a step.
-            was_sending: True if a snapshot was being sent when the newest iteration began.
-        """
+        """Complete the measurement of `trying`, an earlier iteration, or count the newest step as lost."""
         if has_captured or not self._is_every_step:
             self._trying = None
             self._tried(trying)
@@ -236,16 +178,14 @@ class Traffic:
             )
 
     def _plan(self) -> None:
-        """Create the pacer, if waiting for the measured idle times of the network has a benefit.
-
-        The link's rate must have been measured. If the job takes a snapshot at every step, a snapshot must fit into the
-        idle times of one iteration. Otherwise it would not arrive before the next snapshot.
-        """
+        """Create the pacer, if waiting for idle spans has a benefit and the link's rate is measured."""
         profile, rate = self._profile, self.pacer.bytes_per_second
         if profile is None or rate is None or self._planned is not None:
             return
         least, idle = WORTH_RATIO * profile.iteration_seconds, sum(usable(span).seconds for span in profile.spans)
         needed = self.replica_count * self.pacer.transfer_bytes / rate
+        # At one snapshot per step, a snapshot must fit into the idle spans of one iteration, to arrive before
+        # the next.
         is_worth = needed <= idle or self.budget.interval > 1 or self._pacing is not Pacing.AT_ONCE
         if min(needed, idle) >= least and is_worth:
             self._planned = SpanPacer(
@@ -270,7 +210,6 @@ class Traffic:
             self.on_pacing(wanted)
 
     def _pace(self, step: Step) -> None:
-        """Choose whether the snapshot of `step` is sent at once or in idle network time."""
         self._was_paced, self._is_paced = self._is_paced, None if self._planned is None else self._waits(step)
         if self._planned is not None:
             self.pacer.hold(self._planned if self._is_paced else UNPACED)
@@ -281,11 +220,6 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class _Try:
-    """The measurement of one iteration, which the pacing trial compares with others.
-
-    The trial finds out whether training is faster if snapshots are sent in idle network time (paced) or immediately.
-    """
-
     seconds: float
     is_paced: bool
     lost_count: int = 0
@@ -293,11 +227,5 @@ class _Try:
 
 
 def _untried() -> dict[bool, PacingTrial]:
-    """Return two pacing trials without measurements, between which `Traffic.trial` chooses.
-
-    A pacing trial compares paced sending (in idle network time) with unpaced sending of snapshots.
-
-    The trial with the key True applies while the coordinator proposes every step. Later, the trial with the key False
-    applies.
-    """
+    """Return trials without measurements, by whether every step is proposed."""
     return {True: PacingTrial(), False: PacingTrial()}

@@ -1,12 +1,10 @@
-"""Lets the ranks of a generation agree on which rank writes tensors that several ranks hold.
+"""Lets the ranks of a generation agree on which rank writes tensors that several ranks hold: the *division*.
 
     owner's agent ──OfferTensors──▶ coordinator's agent, which waits for every rank's list of tensors (its offer)
                   ◀─TensorsDivided─ and calls `divide` (`worker.core.upload_division`) once per step
 
-The agreement is the *division*: it names one writer for each tensor that several ranks hold. It saves uploads of equal
-bytes and is never required. A rank without an answer uploads all of its tensors.
-
-Invariant: the coordinator's agent divides each step at most once while it runs.
+A rank without an answer uploads all of its tensors. Invariant: the coordinator's agent divides each step at most once
+while it runs.
 """
 
 from __future__ import annotations
@@ -30,30 +28,18 @@ from worker.tasks import Background, first_of
 log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 10.0
-"""Maximum seconds from the first rank's list of tensors for a step until the tensors are divided.
-
-A rank whose list arrives later uploads all of its tensors.
-"""
+"""Maximum seconds from the first offer for a step until its tensors are divided. A later rank uploads all tensors."""
 KEPT_STEPS: Final = 4
-"""Number of the newest steps for which the coordinator's agent remembers which rank writes which tensors (division)."""
 
 Items = tuple[Item, ...]
 
 
 @dataclass(slots=True)
 class _Gathering:
-    """The ranks' lists of captured tensors for one step.
-
-    From these lists, the coordinator's agent decides which rank writes each tensor to S3 (the division).
-    """
-
     offers: dict[Rank, Items] | None = field(default_factory=dict[Rank, Items])
-    """The listed tensors of each rank.
-
-    None once the coordinator's agent divides the tensors, because many lists occupy several hundred megabytes.
-    """
+    """None once the tensors are divided, because many lists occupy several hundred megabytes."""
     hashes: dict[Rank, int] = field(default_factory=dict[Rank, int])
-    """Hash of each rank's list. A rank that later sends another list receives no result and uploads all its tensors."""
+    """Hash of each rank's list. A rank that later sends another list receives no result."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the tensors are divided. If this failed, `divisions` is empty."""
@@ -62,16 +48,7 @@ class _Gathering:
 
 @dataclass(eq=False, repr=False)
 class UploadDivision:
-    """Lets the ranks of one generation agree on which rank uploads each tensor that several ranks hold.
-
-    The generation's `Member` object owns it.
-
-    Args:
-        plan: plan of the running generation; never changes.
-        node_id: this node.
-        dial: opens a session of kind division to another member.
-        pause: waits so many seconds; asyncio.sleep, or a test's function.
-    """
+    """Lets the ranks of one generation agree on which rank uploads each tensor that several ranks hold."""
 
     plan: GenerationPlan
     node_id: NodeId
@@ -84,17 +61,10 @@ class UploadDivision:
         self._background = Background()
 
     async def agree(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:
-        """Send a local rank's list of tensors to the coordinator's node, and return which of them the rank writes to
-        S3.
+        """Send a local rank's offer to the coordinator's node, and return which tensors the rank writes to S3.
 
-        Args:
-            rank: the rank that uploads.
-            step: the step that the rank uploads.
-            items: the list: first groups of tensors that training does not change (frozen), then single tensors. A rank
-                with an empty list does not wait for the other ranks.
-
-        Returns:
-            The listed tensors that the rank writes. None if the list is empty, or the ranks could not agree in time.
+        `items` are first frozen groups, then single tensors. None for an empty list, which does not wait for other
+        ranks, and if the ranks could not agree in time.
         """
         if self.plan.world_size == 1:
             return None
@@ -111,15 +81,7 @@ class UploadDivision:
             return None
 
     async def serve(self, session: Session) -> None:
-        """Receive one rank's list of tensors from another node, and answer which of them the rank writes to S3.
-
-        Args:
-            session: an authenticated session of kind division, from a member of the same generation.
-
-        Raises:
-            MalformedMessage: the message is no valid list of tensors (`OfferTensors`) of a rank of that node.
-            PeerLost: the connection ended.
-        """
+        """Receive another node's offer, and answer which tensors its rank writes to S3. Raises MalformedMessage."""
         offer = await session.receive()
         if not isinstance(offer, OfferTensors) or offer.owner_rank not in self.plan.node(session.peer).ranks:
             raise MalformedMessage(f"{type(offer).__name__} received, expected the offer of a rank of {session.peer}")
@@ -134,11 +96,7 @@ class UploadDivision:
             await session.send(TensorsDivided(objects=division.objects, writes=tuple(sorted(division.writes))))
 
     async def close(self) -> None:
-        """Stop waiting for the ranks' lists of tensors.
-
-        If this node runs the coordinator's agent, unfinished divisions of tensors end without a result. Each rank that
-        waits for one then uploads all of its tensors.
-        """
+        """End unfinished divisions without a result: each rank that waits for one then uploads all of its tensors."""
         await self._background.close()
 
     async def _ask(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:
@@ -180,11 +138,7 @@ class UploadDivision:
                 gathering.complete.set()
 
     async def _divide(self, rank: Rank, step: Step, items: Items) -> Division | None:
-        """Record a rank's list of tensors, wait for the lists of all ranks, and return what this rank writes to S3.
-
-        Return None if the rank has already sent a different list for the step, or if the step is not among the
-        `KEPT_STEPS` newest steps.
-        """
+        """Record a rank's offer, wait for all offers, and return what it writes; None for a late or different offer."""
         self._offer(step, rank, items)
         gathering = self._gatherings.get(step)
         if gathering is None:

@@ -1,8 +1,4 @@
-"""Removes torch's build locks that killed ranks left behind.
-
-torch compiles an extension (such as DeepSpeed's CPU Adam) once, in a folder below HOME. During the compilation, a file
-named `lock` blocks other processes. If the compiling process is killed, the file remains. All later ranks would wait
-for its removal forever.
+"""Removes torch's build locks that killed ranks left behind, because later ranks would wait for their removal forever.
 
 Invariant: this module never removes a lock that a process holds open, or that a process of another node may hold open.
 It follows no symbolic links. Source: torch 2.13, `torch.utils.file_baton` (the holder keeps the file open) and
@@ -26,24 +22,12 @@ from worker.node.rank_user import RankUser
 log = logging.getLogger(__name__)
 
 MAX_EXTENSIONS: Final = 1000
-"""Largest number of folders of compiled extensions in which locks are removed."""
 OWN_FILE_SYSTEMS: Final = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
-"""File systems that only one machine can mount at a time.
-
-Every process that has a lock file on such a file system open is therefore visible in this machine's /proc.
-"""
+"""File systems that only one machine can mount, so that /proc shows every process that has a lock file open."""
 
 
 def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
-    """Remove torch's build locks (files named `lock`) that no process holds open.
-
-    The supervisor calls this before it starts a rank. Locks on file systems that other nodes may mount are not removed.
-    If no lock exists, the call takes about a millisecond.
-
-    Args:
-        environment: the rank's environment, which names the folder of compiled extensions.
-        user: the user that the rank runs as; None means the agent's own user.
-    """
+    """Remove torch's build locks that no process holds open, except on file systems that other nodes may mount."""
     found = {}
     for path in _locks(environment):
         with contextlib.suppress(OSError):
@@ -80,7 +64,7 @@ def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
 
 
 def _unlink(path: Path, user: RankUser | None) -> None:
-    """Remove a file. Remove nothing if its path contains a symbolic link."""
+    """Remove a file, unless its path contains a symbolic link."""
     folder = os.open("/", os.O_PATH | os.O_DIRECTORY)
     try:
         for name in path.parent.parts[1:]:
@@ -95,7 +79,6 @@ def _unlink(path: Path, user: RankUser | None) -> None:
 
 
 def _locks(environment: Mapping[str, str]) -> list[Path]:
-    """Return the places of locks below the folder of compiled extensions, which a job can name and fill."""
     if named := environment.get("TORCH_EXTENSIONS_DIR"):
         return [path / "lock" for path in _entries(Path(named))]
     try:
@@ -108,7 +91,6 @@ def _locks(environment: Mapping[str, str]) -> list[Path]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Return at most `MAX_EXTENSIONS` entries of a folder; none if it cannot be read."""
     try:
         with os.scandir(folder) as found:
             return [Path(entry.path) for entry in islice(found, MAX_EXTENSIONS)]
@@ -117,7 +99,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def file_system_of(folder: Path) -> str:
-    """Return the kernel's name of the file system of `folder`, or an empty string if the name is unknown."""
+    """Return the kernel's name of the file system of `folder`, or an empty string if it is unknown."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         fdinfo = Path(f"/proc/self/fdinfo/{descriptor}").read_text()

@@ -1,7 +1,5 @@
 """Runs users' commands next to a rank of this node, without a shell and with limits on time and output.
 
-A command runs on the rank's node, in the rank's cgroup and as the rank's user.
-
     agent ──▶ python -P -s -m worker.ranks.contained_program CGROUP USER PROGRAM ARGUMENT …
                 │ runs in the rank's cgroup and dies with the agent
                 │ stdin: the bytes of the request; stdout and stderr: the first 256 KiB of each go to the user
@@ -38,18 +36,14 @@ log = logging.getLogger(__name__)
 
 MAX_AT_ONCE: Final = 4
 MAX_KEPT: Final = 8
-"""Number of finished commands whose results are kept. A repeated request receives the kept result."""
+"""Number of finished commands whose results are kept for repeated requests."""
 END_SECONDS: Final = 5.0
-"""Maximum seconds to wait until a user's command has ended after it was killed."""
 _ENDED: Final = "the generation ended"
 _READ_BYTES: Final = 64 * 1024
 
 
 class RankCommands:
-    """Runs users' commands on this node, each in the cgroup and as the Linux user of a rank.
-
-    The agent owns the object and closes it at the end of every generation.
-    """
+    """Runs users' commands on this node, each in the cgroup and as the user of a rank."""
 
     def __init__(
         self,
@@ -57,13 +51,7 @@ class RankCommands:
         answer: Callable[[CommandEnded], None],
         user_of: Callable[[RunId], RankUser | None] = lambda _: None,
     ) -> None:
-        """Create the object; no user's command is running.
-
-        Args:
-            environment: returns the variables that a run's ranks inherit from the node; contains no tokens.
-            answer: called with the result of each command.
-            user_of: returns the user of a run's ranks; None means the agent's own user.
-        """
+        """Create the object. `environment` returns a run's inherited variables, without tokens."""
         self._environment = environment
         self._user_of = user_of
         self._answer = answer
@@ -71,16 +59,8 @@ class RankCommands:
         self._answers: OrderedDict[str, CommandEnded] = OrderedDict()
 
     def take(self, command: RunCommand, rank: RankRecord | None) -> None:
-        """Start a command. If the command has already finished, send its result again.
-
-        A client may repeat its request with the same id, for example after a timeout. While the command still runs, a
-        repeated request has no effect.
-
-        Args:
-            command: the request of the control plane.
-            rank: the rank next to which the command runs. None if this rank does not run on this node; the command is
-                then refused.
-        """
+        """Start a command, or send the result of a finished one again. `rank` is None if it does not run here."""
+        # A client may repeat its request with the same id, for example after a timeout.
         if command.command_id in self._running:
             return
         if (known := self._answers.get(command.command_id)) is not None:
@@ -104,7 +84,7 @@ class RankCommands:
         self._running[command.command_id] = task
 
     async def close(self) -> None:
-        """Kill all commands that users run on this node, and report to each user that the command was ended."""
+        """Kill all commands on this node, and report to each user that the command was ended."""
         await end(*self._running.values())
         # A task that was cancelled before it began to run has sent no answer for its command.
         for command_id in list(self._running):
@@ -128,10 +108,7 @@ class RankCommands:
 
 
 def words_for(argv: Sequence[str], pid: int) -> list[str]:
-    """Return the user's command with each `{pid}` replaced by the rank's pid.
-
-    py-spy without a `--pid` option receives the rank's pid.
-    """
+    """Return the command with each `{pid}` replaced by the rank's pid. py-spy without `--pid` receives it."""
     words = [word.replace("{pid}", str(pid)) for word in argv]
     is_about_another = any(word in ("-p", "--pid", "--") or word.startswith("--pid=") for word in words)
     return [*words, "--pid", str(pid)] if words[0] == "py-spy" and len(words) > 1 and not is_about_another else words
@@ -140,20 +117,7 @@ def words_for(argv: Sequence[str], pid: int) -> list[str]:
 async def run_beside(
     command: RunCommand, rank: RankRecord, environment: Mapping[str, str], user: RankUser | None = None
 ) -> CommandEnded:
-    """Run a command next to a rank: on its node, in its cgroup.
-
-    Args:
-        command: the request, with its time limit and stdin.
-        rank: the rank next to which the command runs.
-        environment: the environment inherited from the node; RANK and EVERSTEP_RANK_PID are added to it.
-        user: the user that the command runs as; None means the agent's own user.
-
-    Returns:
-        The output and the exit code. The exit code is None after a timeout.
-
-    Raises:
-        OSError: the kernel cannot start a process.
-    """
+    """Run a command next to a rank; exit code None after a timeout. Raises OSError without a process."""
     own = {**environment, "RANK": str(rank.rank), "EVERSTEP_RANK_PID": str(rank.pid)}
     words = (rank.cgroup or beside.NONE, beside.written(user), *words_for(command.argv, rank.pid))
     process = await _started(
@@ -189,10 +153,7 @@ async def run_beside(
 
 
 async def _started(words: Sequence[str], environment: Mapping[str, str], stdin: int) -> Process:
-    """Start a program as the leader of a new Linux session.
-
-    If the caller is cancelled during the start, kill the program and its descendants.
-    """
+    """Run a command next to a rank. The exit code is None after a timeout. Raises OSError if it cannot start."""
     options = {"stdin": stdin, "stdout": PIPE, "stderr": PIPE, "start_new_session": True}
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(*words, env=environment, **options)  # type: ignore[arg-type]
@@ -216,25 +177,18 @@ async def _feed(process: Process, data: bytes) -> None:
 
 
 async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
-    """Read a stream to its end, and append its first bytes to `into`.
-
-    If the stream exceeds the limit of the output, one byte beyond the limit is appended, so that the caller detects
-    this.
-    """
     while chunk := await stream.read(_READ_BYTES):
+        # One byte beyond the limit shows the caller that the stream is longer.
         into += chunk[: MAX_COMMAND_OUTPUT_BYTES + 1 - len(into)]
 
 
 async def _end(process: Process) -> None:
-    """Kill a command and all its descendants, then close its pipes.
-
-    An agent without root rights cannot kill a process of another user (`sudo`). Such a process could hold the pipes
-    open for ever, so this function closes them.
-    """
+    """Kill a command and all its descendants, then close its pipes."""
     if process.returncode is None:
         await asyncio.to_thread(kill_tree, process.pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+    # An agent without root rights cannot kill a process of another user (`sudo`), which could hold the pipes open.
     # `wait` also waits for the process's pipes, so close the transport, for which asyncio has no public method.
     with contextlib.suppress(PermissionError):
         process._transport.close()  # type: ignore[attr-defined]

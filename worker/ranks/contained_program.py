@@ -2,12 +2,9 @@
 
     agent ── this process: in the rank's cgroup, as the job's user, a subreaper ── the program ── its descendants
 
-A subreaper becomes the parent of its orphaned descendants, so it finds them when the program ends. This process kills
-them, then ends with the program's exit code or signal. The kernel kills this process and the program when the agent
-dies.
-
-Invariant: this process prints nothing except the reason why it cannot run a program; it then exits with code 127, like
-a shell. No code from the job user's home (such as site-packages) runs before this process has changed to this user.
+The process ends with the program's exit code or signal, and dies with the agent. Invariant: it prints nothing except
+the reason why it cannot run a program; it then exits with code 127. No code from the job user's home runs before the
+change to this user.
 """
 
 from __future__ import annotations
@@ -26,15 +23,9 @@ from worker.ranks.shim import processes
 
 NONE = "-"
 CONFINED = "="
-"""Value of the argument USER with which the program keeps the user of this process.
-
-The program then gains no rights by exec (`no_new_privs`).
-"""
+"""Value of the argument USER: the program keeps this process's user and gains no rights by exec (`no_new_privs`)."""
 END_SECONDS = 5.0
-"""Maximum seconds to wait until killed processes have ended.
-
-If the agent is not root, a child may have changed to another user (`sudo`) and cannot be killed.
-"""
+"""Maximum seconds to wait until killed processes have ended. Without root, a child of another user cannot be killed."""
 _EXIT_POLL_SECONDS = 0.05
 _PR_SET_NO_NEW_PRIVS = 38
 _CANNOT_RUN = 127
@@ -43,9 +34,7 @@ _CANNOT_RUN = 127
 def main(words: list[str]) -> NoReturn:
     """Run the program, kill the processes that it left, and end with its exit code or signal.
 
-    Args:
-        words: the cgroup's path, or `-` for none; the user's ids as `written` returns them, or `CONFINED` for the user
-            of this process; the program and its arguments.
+    `words` are the cgroup's path or `-`, the user's ids (`written`) or `CONFINED`, the program and its arguments.
     """
     cgroup, user, *argv = words
     parent = os.getppid()
@@ -86,7 +75,7 @@ def written(user: rank_user.RankUser | None) -> str:
 
 
 def read_user(word: str) -> rank_user.RankUser:
-    """Return the Linux user whose numeric ids `written` encoded as one word."""
+    """Return the user whose numeric ids `written` encoded."""
     uid, gid, *groups = map(int, word.split(","))
     return rank_user.RankUser(uid, gid, tuple(groups))
 
@@ -99,7 +88,7 @@ def _die_with(parent: int) -> None:
 
 
 def _wait(program: int) -> int:
-    """Reap child processes until process `program` has ended; return its exit code, or minus its signal's number."""
+    """Reap children until `program` has ended; return its exit code, or minus its signal's number."""
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == program:
@@ -107,7 +96,6 @@ def _wait(program: int) -> int:
 
 
 def _end_rest() -> None:
-    """Kill and reap all processes below this process, for at most `END_SECONDS`."""
     deadline = time.monotonic() + END_SECONDS
     while time.monotonic() < deadline:
         try:

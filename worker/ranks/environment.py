@@ -1,12 +1,8 @@
-"""Environment variables and arguments of a rank. Pure.
+"""Environment variables and arguments of a rank, with torchrun's names. Pure.
 
-Variables that torchrun defines have the same names, so that scripts need no change. Everstep's own variables begin with
-EVERSTEP_. `LOCAL_SIZE` is never set: it would switch DeepSpeed's all-reduce on CPU from the network to shared memory
-(measured).
-
-Invariant: a variable of the job replaces the node's variable of the same name, but never a reserved variable. There is
-one exception: a job may set EVERSTEP_CHECK_DETERMINISM, which makes the job repeat steps and compare the
-results.
+`LOCAL_SIZE` is never set: it would switch DeepSpeed's all-reduce on CPU from the network to shared memory (measured).
+Invariant: a variable of the job replaces the node's variable of the same name, but never a reserved variable, except
+EVERSTEP_CHECK_DETERMINISM.
 """
 
 from __future__ import annotations
@@ -63,10 +59,7 @@ _CREDENTIALS = frozenset(
         "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
     }
 )
-"""Variables in which AWS SDKs find credentials.
-
-Ranks inherit none of these variables, because the node's credentials are only for the agent.
-"""
+"""Variables in which AWS SDKs find credentials. Ranks inherit none: the node's credentials are only for the agent."""
 _NO_CREDENTIALS = {
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_CONFIG_FILE": os.devnull,
@@ -79,7 +72,7 @@ _KEYED = "everstep-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPaths:
-    """Paths on the node that a rank receives in its environment variables."""
+    """Paths on the node that a rank receives in its environment."""
 
     agent_socket: Path
     output_dir: Path
@@ -90,38 +83,26 @@ class Packages:
     """Packages that were installed for a job on top of the node's own packages."""
 
     path: str = ""
-    """Folder from which ranks import first, before the node's packages. Empty if the job needs no further packages."""
+    """Folder from which ranks import first. Empty if the job needs no further packages."""
     modules: tuple[str, ...] = ()
-    """Names of the modules that can be imported from the folder `path`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supplied:
-    """Environment variables and packages that this node provides to every rank of a generation."""
+    """Variables and packages that this node provides to every rank of a generation."""
 
     environment: dict[str, str] = field(default_factory=dict, repr=False)
-    """Environment variables that take precedence over the job's own variables. Some values are secrets."""
+    """Variables that take precedence over the job's own. Some values are secrets."""
     packages: Packages = field(default_factory=Packages)
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether only Everstep may set this environment variable of ranks, and the job may not."""
+    """Return whether only Everstep may set this environment variable of ranks."""
     return name in _RESERVED or name.startswith(_RESERVED_PREFIX)
 
 
 def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str]:
-    """Return the variables of the agent's environment that ranks inherit.
-
-    The result lacks Everstep's own variables (some are tokens) and AWS credentials. It binds gloo and NCCL to `card`,
-    because gloo might otherwise use a container bridge, and NCCL a card without a route to the other nodes.
-
-    Args:
-        environment: environment of the agent, not changed.
-        card: name of the network card with this node's address; empty if unknown.
-
-    Returns:
-        A copy.
-    """
+    """Return the variables of the agent that ranks inherit, without tokens and AWS credentials; `card` may be empty."""
     hidden = _CREDENTIALS | {"PYTHONSAFEPATH"}
     inherited = {
         name: value
@@ -140,48 +121,30 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
     # Suppress the profiler's messages. torch reads this variable only at import, before a forked rank's script runs.
     inherited.setdefault("KINETO_LOG_LEVEL", "6")
     if card:
+        # gloo might otherwise use a container bridge, and NCCL a card without a route to the other nodes.
         inherited.setdefault("GLOO_SOCKET_IFNAME", card)
         inherited.setdefault("NCCL_SOCKET_IFNAME", f"={card}")
     return inherited
 
 
 def keyed_extensions(cache: str, key: str) -> str:
-    """Return the folder for compiled torch extensions of one Python environment. Pure and idempotent.
-
-    If two environments shared a folder, torch would compile an extension again whenever jobs change between them.
-
-    Args:
-        cache: the extension folder that all environments share, or a result of this function.
-        key: name of the Python environment, part of a folder name.
-
-    Returns:
-        A folder below `cache`, or `cache` itself if it already belongs to this environment.
-    """
+    """Return the folder below `cache` for compiled torch extensions of one Python environment. Pure and idempotent."""
+    # In a shared folder, torch would compile an extension again whenever jobs change between environments.
     name = f"{_KEYED}{key}"
     return cache if os.path.basename(cache) == name else os.path.join(cache, name)
 
 
 def with_packages(environment: Mapping[str, str], packages: str) -> dict[str, str]:
-    """Return a rank's environment with a separate folder of compiled extensions for the job's packages. Pure.
-
-    The job's packages may contain another version of torch, which needs its own compiled extensions.
-
-    Args:
-        environment: the rank's environment.
-        packages: the folder of the job's packages; empty if the job has none.
-
-    Returns:
-        A copy. TORCH_EXTENSIONS_DIR is unchanged if the job has set it.
-    """
+    """Return a rank's environment with a folder of compiled extensions for the job's packages, if it has any. Pure."""
     cache = environment.get("TORCH_EXTENSIONS_DIR", "")
     if not packages or not os.path.basename(cache).startswith(_KEYED):
         return dict(environment)
+    # The job's packages may contain another version of torch, which needs its own compiled extensions.
     key = hashlib.sha256(packages.encode()).hexdigest()[:12]
     return {**environment, "TORCH_EXTENSIONS_DIR": keyed_extensions(os.path.dirname(cache), key)}
 
 
 def _default_extensions(environment: Mapping[str, str]) -> str:
-    """Return torch's default folder of compiled extensions, or an empty string if HOME is not set."""
     cache = environment.get("XDG_CACHE_HOME") or (
         os.path.join(environment["HOME"], ".cache") if environment.get("HOME") else ""
     )
@@ -199,27 +162,19 @@ def environment_key() -> str:
 
 
 def inherited_as(user: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the inherited environment for ranks that run as another user than the agent.
-
-    The result lacks variables that name writable folders of the agent's user, so that a rank cannot store code there
-    that root later loads.
-
-    Args:
-        user: HOME and names of the ranks' user; empty if ranks run as the agent's user.
-        inherited: the result of `node_environment`.
-
-    Returns:
-        A copy with the ranks' HOME and user names.
-    """
+    """Return the inherited environment for ranks that run as another user; `user` has HOME and names, or is empty."""
     if not user:
         return dict(inherited)
     return {
-        name: value for name, value in inherited.items() if name not in _OF_THE_AGENT and not name.startswith("XDG_")
+        # Drop the names of the agent's writable folders, where a rank could store code that root later loads.
+        name: value
+        for name, value in inherited.items()
+        if name not in _OF_THE_AGENT and not name.startswith("XDG_")
     } | dict(user)
 
 
 def job_environment(script: ScriptPlan, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the inherited environment with the job's own variables added. Reserved variables are not added."""
+    """Return the inherited environment with the job's own variables, except reserved ones."""
     own = {name: value for name, value in script.environment.items() if name == CHECK_VARIABLE or not is_reserved(name)}
     return {**inherited, **own}
 
@@ -232,19 +187,7 @@ def rank_environment(
     inherited: Mapping[str, str],
     supplied: Mapping[str, str],
 ) -> dict[str, str]:
-    """Build the environment variables of one rank.
-
-    Args:
-        plan: the plan of the generation.
-        here: this node's entry in the plan.
-        rank: one of this node's ranks.
-        paths: paths on this node that the rank needs.
-        inherited: the result of `node_environment` or `inherited_as`.
-        supplied: variables of this launch (`worker.provisioning.supplies`), which replace the user's variables.
-
-    Returns:
-        The complete environment; the rank inherits nothing else.
-    """
+    """Build the complete environment of one rank of this node. `supplied` variables replace the user's."""
     of_sagemaker = dict.fromkeys(("SM_MODEL_DIR", "SM_OUTPUT_DATA_DIR"), str(paths.output_dir))
     environment = of_sagemaker | job_environment(plan.script, inherited)
     environment |= supplied
@@ -271,21 +214,11 @@ def rank_environment(
 
 
 def source_folder(entry: Path, entry_point: str) -> Path:
-    """Return the root of the unpacked source tree, in which ranks start.
-
-    Args:
-        entry: the script's path on this node.
-        entry_point: the script's path relative to the source tree.
-
-    Returns:
-        An absolute path.
-    """
+    """Return the root of the unpacked source tree, in which the script `entry` has the path `entry_point`."""
     return entry.absolute().parents[len(PurePosixPath(entry_point).parts) - 1]
 
 
 def rank_arguments(script: ScriptPlan) -> tuple[str, ...]:
-    """Return the script's arguments: hyperparameters as `--key=value`, in the user's order, then the other arguments.
-
-    With `--key value`, argparse would take a value such as -1e-4 for an option.
-    """
+    """Return the script's arguments: hyperparameters as `--key=value` in order, then the other arguments."""
+    # With `--key value`, argparse would take a value such as -1e-4 for an option.
     return (*(f"--{name}={value}" for name, value in script.hyperparameters.items()), *script.arguments)

@@ -1,7 +1,5 @@
 """Defines the paths of a rank's files on its node, and reads the last lines of a file.
 
-The files are the streams (stdout and stderr), the output folder, the source tree and the home folder.
-
     <state>/logs/<run>/gen=<g>/rank=<r>.stdout | .stderr
     <state>/outputs/<run>/gen=<g>/rank=<r>/
     <state>/sources/<run>/                     the tree of the job's source, in which the ranks work
@@ -52,10 +50,7 @@ class RankFiles:
         return logs_of(self.state_dir, self.run) / f"gen={self.generation}"
 
     def make(self, user: RankUser | None = None) -> None:
-        """Create the folders of the rank's files.
-
-        Only the agent's user can read stdout and stderr. If `user` is given, it owns the output folder.
-        """
+        """Create the folders. Only the agent's user can read the streams; `user`, if given, owns the output folder."""
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self.state_dir / "outputs", outputs_of(self.state_dir, self.run), self.output_dir.parent):
             make_way(folder, user)
@@ -63,22 +58,22 @@ class RankFiles:
 
 
 def logs_of(state_dir: Path, run: RunId) -> Path:
-    """Return the folder with the stdout and stderr files of a run's ranks on this node."""
+    """Return the folder of the streams of a run's ranks on this node."""
     return state_dir / "logs" / run
 
 
 def outputs_of(state_dir: Path, run: RunId) -> Path:
-    """Return the folder with the output files of a run's ranks on this node."""
+    """Return the folder of the output files of a run's ranks on this node."""
     return state_dir / "outputs" / run
 
 
 def source_of(state_dir: Path, run: RunId) -> Path:
-    """Return the folder of the source tree in which a run's ranks work on this node."""
+    """Return the folder of the source tree in which a run's ranks work."""
     return state_dir / "sources" / run
 
 
 def ended_source_of(state_dir: Path, run: RunId, generation: Generation) -> Path:
-    """Return the folder to which the source tree of a generation is moved after its ranks have ended."""
+    """Return the folder to which the source tree is moved after the ranks have ended."""
     return outputs_of(state_dir, run) / f"gen={generation}" / "source"
 
 
@@ -88,10 +83,7 @@ def home_of(state_dir: Path, run: RunId) -> Path:
 
 
 def make_home(state_dir: Path, run: RunId, user: RankUser) -> dict[str, str]:
-    """Make the home folder of a run's ranks and return the variables that point to it (HOME, USER, …).
-
-    Each run has its own home, so that jobs do not read each other's files.
-    """
+    """Make the home folder of a run's ranks and return the variables that point to it (HOME, USER, …)."""
     home = home_of(state_dir, run)
     make_way(home.parent, user)
     make_own(home, user)
@@ -99,15 +91,7 @@ def make_home(state_dir: Path, run: RunId, user: RankUser) -> dict[str, str]:
 
 
 def last_lines(path: Path, limit_bytes: int = LAST_LINES_BYTES) -> str:
-    """Return the last lines of a text file; empty if the file does not exist.
-
-    Args:
-        path: a UTF-8 file; invalid bytes become replacement characters.
-        limit_bytes: maximum bytes to return, after encoding.
-
-    Returns:
-        Whole lines; if the last line alone exceeds the limit, the end of that line.
-    """
+    """Return the last lines of a UTF-8 file, at most `limit_bytes` (or the end of one line); empty without a file."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

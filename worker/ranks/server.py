@@ -1,11 +1,8 @@
-"""The agent's server for its ranks' connections, on a unix socket.
+"""The agent's server for its ranks' connections, on a unix socket that only the ranks' user can open.
 
-Only processes of the ranks' user can open the socket. `everstep.protocol.rank_messages` defines the messages. The
-server sends the descriptors of the files that a message names: sealed memory, which a rank can neither shrink nor grow.
-
-Invariant: each rank of the current generation has at most one connection, its newest. Further connections are at most
-`MAX_UNPROVEN`, of processes that have not sent `RankHello` yet. A rank that sends too much or stops reading never
-blocks the agent.
+With a message, the server sends the descriptors of the files that the message names. Invariant: each rank of the
+current generation has at most one connection, its newest. A rank that sends too much or stops reading never blocks the
+agent.
 """
 
 from __future__ import annotations
@@ -33,21 +30,17 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
-"""Maximum bytes queued for a rank that does not read. Beyond this size, the agent drops its messages to the rank."""
+"""Maximum bytes queued for a rank that does not read. Beyond it, messages to the rank are dropped."""
 MAX_UNPROVEN = 64
 """Maximum number of connections without a `RankHello`. A further connection closes the oldest of them."""
 HELLO_SECONDS = 10.0
 """Seconds in which a process that has connected must send `RankHello`."""
+# A rank that has lost its connection tries four times per second.
 CONNECTION_SECONDS = 0.01
-"""Work for which each new connection pays (`Pace`): the agent accepts 100 per second.
-
-A rank that has lost its connection tries four times per second.
-"""
+"""Work for which each new connection pays (`Pace`): 100 per second."""
+# A rank sends 1.4 messages per step (measured), so it may make 2,900 steps per second.
 MESSAGE_SECONDS = 1 / 4096
-"""Work for which a rank pays (`Pace`) for each message.
-
-A rank sends 1.4 messages per step (measured), so that it may make 2,900 steps per second.
-"""
+"""Work for which a rank pays (`Pace`) for each message."""
 BYTES_PER_SECOND = 2 * MAX_LOGGED_BYTES
 """Bytes for which a rank pays one second. A rank that logs sends at most half as many per second."""
 BURST_SECONDS = 8.0
@@ -60,32 +53,26 @@ class RankEvents(Protocol):
     """Receiver of the ranks' messages, implemented by `worker.member.rank_lines.RankLines`."""
 
     def hello(self, hello: RankHello, line: RankLine) -> bool:
-        """Handle the first message of a rank that has connected to this agent.
-
-        Return True to accept the connection, False to refuse it.
-        """
+        """Handle the first message of a rank. Return False to refuse the connection."""
 
     def message(self, rank: Rank, message: Message) -> None:
-        """Handle a message that a rank has sent to this agent. The method must not block."""
+        """Handle a message of a rank. The method must not block."""
 
     def lost(self, rank: Rank, line: RankLine) -> None:
         """Handle the end of a rank's connection to this agent."""
 
 
 class RankLine:
-    """Connection of one rank, over which the agent sends messages. `RankServer` creates one object per connection.
-
-    It writes to the socket itself, because asyncio's transports send no descriptors.
-    """
+    """Connection of one rank, over which the agent sends messages."""
 
     def __init__(self, writer: asyncio.StreamWriter, files: HeldFiles) -> None:
         self._writer = writer
         self._files = files
         self._loop = asyncio.get_running_loop()
+        # asyncio's transports send no descriptors, so this object writes to the socket itself.
         self._socket = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
         self._unsent = bytearray()
         self._waiting: deque[tuple[bytes, tuple[str, ...]]] = deque()
-        """Frames that follow the unsent bytes, each with the names of its files."""
         self._waiting_bytes = 0
 
     def send(self, message: Message) -> None:
@@ -120,7 +107,6 @@ class RankLine:
             self._loop.remove_writer(self._socket)
 
     def _begin(self, data: bytes, names: Sequence[str]) -> None:
-        """Send the first bytes of a message with the descriptors of its files."""
         sent = socket.send_fds(self._socket, [data], [self._files.descriptor(name) for name in names])
         self._unsent += data[sent:]
         self._waiting.popleft()
@@ -138,23 +124,11 @@ class RankServer:
         hello_seconds: float = HELLO_SECONDS,
         pace: Callable[[], Pace] = lambda: Pace(BURST_SECONDS),
     ) -> None:
-        """Create the server for ranks; `start` listens on the socket.
-
-        Args:
-            path: path of the unix socket.
-            files: the files that the agent's messages name.
-            user: the user or users of ranks, who may connect in addition to the agent's own user. With None, only the
-                agent's own user may connect.
-            hello_seconds: seconds in which a process that has connected must send `RankHello`.
-            pace: returns the pace of a rank's messages, and that of all new connections.
-        """
+        """Create the server. Only the agent's own user and `user` may connect. `pace` limits each rank's messages."""
         self.path = path
         self._files = files
         self.user = user
-        """Users that may connect besides the agent's own user.
-
-        While the node has a job, only the job's user may connect.
-        """
+        """Users that may connect besides the agent's own: during a job, only the job's user."""
         self.events: RankEvents | None = None
         self.refused_count = 0
         self._hello_seconds = hello_seconds
@@ -162,24 +136,17 @@ class RankServer:
         self._accepting: asyncio.Task[None] | None = None
         self._lines: dict[asyncio.Task[None], socket.socket] = {}
         self._unproven: dict[asyncio.Task[None], None] = {}
-        """Connections without a `RankHello`, oldest first."""
         self._ranks: dict[Rank, asyncio.Task[None]] = {}
-        """The connection of each rank."""
         self._paces: dict[Rank, Pace] = {}
         """The pace of each rank's messages, over all its connections of one generation."""
 
     def admit(self, events: RankEvents, user: RankUser | None) -> None:
-        """Accept connections from the ranks of one generation only.
-
-        Args:
-            events: receives the ranks' messages.
-            user: the job's user, who may connect besides the agent's own user; None means no other user.
-        """
+        """Accept connections from the ranks of one generation, as `user` (None for the agent's own user only)."""
         self.user, self.events = user, events
         self._paces.clear()
 
     def refuse(self) -> None:
-        """Refuse new connections of ranks to this agent until the next call of `admit`."""
+        """Refuse new connections until the next call of `admit`."""
         self.events = None
 
     async def start(self) -> None:
@@ -277,7 +244,6 @@ class RankServer:
 
 
 async def _read(reader: asyncio.StreamReader) -> tuple[Message, int]:
-    """Return a rank's next message, and its size in bytes."""
     length = frame_length(await reader.readexactly(LENGTH.size), MAX_RANK_MESSAGE_BYTES)
     message: Message = decode(await reader.readexactly(length), RankToAgent)  # type: ignore[arg-type]
     return message, length

@@ -1,10 +1,8 @@
 """Samples the stacks of this node's ranks: Python stacks from py-spy, CPU time and state from /proc.
 
-py-spy reads a rank's memory without stopping the rank (`--nonblocking`). The stacks of a rank that makes no progress
-are consistent nevertheless. Only this mode of py-spy can read a stopped process.
-
-Invariant: this module never signals a rank and never blocks the agent's loop. A rank that cannot be read is reported
-with the reason.
+py-spy reads a rank without stopping it (`--nonblocking`), the only mode that can read a stopped process. Invariant:
+this module never signals a rank and never blocks the agent's loop. A rank that cannot be read is reported with the
+reason.
 """
 
 from __future__ import annotations
@@ -31,15 +29,9 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 STACK_SAMPLE_SECONDS = 5.0
-"""Maximum seconds for the sample of one rank.
-
-A sample takes 40 ms (measured), and longer if the rank's memory is in swap.
-"""
+"""Maximum seconds for the sample of one rank: 40 ms (measured), longer if the rank's memory is in swap."""
 SHOWN_SECONDS = 5.0
-"""Seconds after the last request for which the agent's reports contain a sample.
-
-The control plane repeats its request until a report with the sample arrives.
-"""
+"""Seconds after the last request for which the agent's reports contain a sample."""
 _AT_ONCE = 4
 _ATTEMPTS = 3
 """Attempts per sample. A read fails if the running rank changes its memory while py-spy reads it."""
@@ -62,7 +54,6 @@ class _Thread(msgspec.Struct):
 
     @property
     def name(self) -> str:
-        """Name of the thread. The main thread is the thread whose id equals the process id."""
         return MAIN_THREAD if self.os_thread_id == self.pid else self.thread_name or ""
 
 
@@ -74,18 +65,8 @@ class Unreadable(Exception):
 
 
 async def stacks_of(pid: int, *, limit_seconds: float = STACK_SAMPLE_SECONDS) -> str:
-    """Return the Python stacks of a process as text (see `describe`).
-
-    Args:
-        pid: a process of the same user; with Yama, the kernel may require CAP_SYS_PTRACE.
-        limit_seconds: maximum seconds for all attempts of py-spy together.
-
-    Returns:
-        The stacks of all threads.
-
-    Raises:
-        Unreadable: py-spy is missing, fails, or exceeds the limit.
-    """
+    """Return the Python stacks of a process as text. Raises Unreadable if py-spy is missing, fails, or is late."""
+    # With Yama, the kernel may require CAP_SYS_PTRACE.
     program = find_py_spy()
     if program is None:
         raise Unreadable("py-spy is not installed")
@@ -153,7 +134,6 @@ async def _whole(stream: asyncio.StreamReader) -> bytes:
 
 
 def _reason(errors: str) -> str:
-    """Return py-spy's error message as one line, without py-spy's own backtrace."""
     lines = [line.strip() for line in errors.partition("Stack backtrace")[0].splitlines() if line.strip()]
     return " ".join(lines)[:500] or "py-spy failed without a word"
 
@@ -166,17 +146,7 @@ def find_py_spy() -> str | None:
 
 @dataclass(eq=False, repr=False)
 class StackWatch:
-    """Samples the stacks of one generation's ranks.
-
-    The agent owns the object and closes it at the end of the generation.
-
-    Args:
-        living: returns the generation's ranks that are alive.
-        on_change: called when a sample is complete.
-        monotonic: returns seconds of a monotonic clock.
-        gpu_percent: returns the load of a rank's GPU in percent, or None.
-        unborn: returns the ranks of the generation on this node that have no process yet.
-    """
+    """Samples the stacks of one generation's ranks. `unborn` returns its ranks here that have no process yet."""
 
     living: Callable[[], Collection[RankRecord]]
     _: KW_ONLY
@@ -194,21 +164,18 @@ class StackWatch:
         self._looking: asyncio.Task[None] | None = None
 
     def ask(self, number: int) -> None:
-        """Start to sample the ranks' stacks, unless request `number` already started a sample or a sample is running.
-
-        Each call keeps the last sample in the agent's reports for another `SHOWN_SECONDS`.
-        """
+        """Start a sample, unless request `number` already started one or a sample is running."""
         self._asked_at = self.monotonic()
         if number > self._number and (self._looking is None or self._looking.done()):
             self._number = number
             self._looking = asyncio.create_task(self._take(number), name=f"look {number} at what ranks do")
 
     def shown(self) -> tuple[RankStacks, ...]:
-        """Return the last complete sample of the ranks' stacks; empty if nobody requested one for `SHOWN_SECONDS`."""
+        """Return the last complete sample; empty if it was not requested for `SHOWN_SECONDS`."""
         return self._taken if self.monotonic() - self._asked_at <= SHOWN_SECONDS else ()
 
     async def close(self) -> None:
-        """Cancel the sample of the ranks' stacks that is in progress, if any."""
+        """Cancel the sample that is in progress, if any."""
         await end(self._looking)
 
     async def _take(self, number: int) -> None:

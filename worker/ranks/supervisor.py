@@ -1,14 +1,8 @@
 """The agent's interface to its ranks through the shim, the parent process of all ranks on the node.
 
-The supervisor starts and stops ranks, reports their exits, and proves that their processes have ended. A new agent
-process adopts the ranks that an earlier process started. Exits are stored on disk. A rank that could not be started
-counts as exited. If the shim dies, the supervisor kills its ranks, records their ends, and starts a new shim.
-
-Invariant: a rank counts as ended only when its process has been reaped, or when no process with its pid and start ticks
-exists.
-
-The module has more than 500 lines. It stays one module, because all of its parts read and change the same records of
-ranks.
+A new agent process adopts the ranks of an earlier one. A rank that could not be started counts as exited. If the shim
+dies, the supervisor kills its ranks, records their ends, and starts a new shim. Invariant: a rank counts as ended only
+when its process has been reaped, or when no process with its pid and start ticks exists.
 """
 
 from __future__ import annotations
@@ -92,18 +86,15 @@ _CRASHES = frozenset(
 _ALL_GENERATIONS = Generation(2**31)
 _NOT_STARTED = 127
 _LISTEN_SECONDS = 20.0
-"""Seconds to wait for a new shim. A shim usually listens after 0.1 s (measured)."""
+"""Seconds to wait for a new shim, which usually listens after 0.1 s (measured)."""
 GONE_SECONDS = 15.0
 """Seconds after which killed processes that still exist count as a failure. The control plane can set another time."""
 _RECHECK_SECONDS = 0.05
 """Seconds between two checks whether killed processes still exist. The kernel sends no event when they end."""
 _MEMORY_SAMPLE_SECONDS = 1.0
+# After a kill, the kernel needs seconds to free hundreds of GiB before the rank ends.
 _MEMORY_WINDOW_SAMPLES = 30
-"""Number of memory samples of the node that the agent stores, one per second.
-
-If the kernel's kill counter has risen since the oldest sample, the kernel may have killed the rank that ended. After a
-kill, the kernel needs seconds to free hundreds of GiB before the rank ends.
-"""
+"""Number of stored memory samples of the node, one per second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,23 +109,16 @@ class ExitedRank:
     killed: MemoryEnd | None = None
     """Evidence that the kernel killed the rank or one of its DataLoader workers for lack of memory, or None."""
     use: MemoryUse = UNMEASURED
-    """Memory use shortly before the rank ended: the rank's last sample, and the highest recent sample of the node."""
+    """The rank's last sample, and the highest recent sample of the node."""
     stdout: Path | None = None
 
     @property
     def exit_class(self) -> ExitClass:
-        """Class of the exit, such as a crash or a lack of memory, from the exit code and the kernel's evidence."""
+        """Class of the exit, from the exit code and the kernel's evidence."""
         return classify(self.end.code, is_stopped=self.end.stopped, is_out_of_memory=self.killed is not None)
 
     def describe(self, boundary: Step) -> RankExit:
-        """Return this rank's exit as a message for the control plane.
-
-        Args:
-            boundary: number of steps finished; -1 if the rank ended before its restore had returned.
-
-        Returns:
-            The message, with the last lines of stderr. Without a traceback, those of stdout precede them.
-        """
+        """Return this rank's exit as a message; `boundary` is -1 if the rank ended before its restore had returned."""
         text = last_lines(self.stderr)
         exit_class, memory_end = self.exit_class, None
         if exit_class is ExitClass.ERROR:
@@ -143,6 +127,7 @@ class ExitedRank:
             memory_end = self.killed
         refused = refused_task(text) if exit_class is ExitClass.ERROR else ""
         if "Traceback (" not in text and self.stdout is not None:
+            # Without a traceback, the cause may be in the last lines of stdout.
             text = last_lines(self.stdout, LAST_LINES_BYTES // 2) + last_lines(self.stderr, LAST_LINES_BYTES // 2)
         return RankExit(
             exit_class=exit_class if memory_end is None else ExitClass.OUT_OF_MEMORY,
@@ -158,16 +143,7 @@ class ExitedRank:
 
 
 def classify(code: int, *, is_stopped: bool, is_out_of_memory: bool) -> ExitClass:
-    """Return the class of a rank's exit, such as success, error or lack of memory. Pure.
-
-    Args:
-        code: exit code, or minus the number of the signal.
-        is_stopped: True if the agent had requested the end.
-        is_out_of_memory: True if evidence shows that the kernel killed the rank for lack of memory.
-
-    Returns:
-        The class of the exit.
-    """
+    """Return the class of an exit with `code`, or minus a signal's number, requested if `is_stopped`. Pure."""
     if code == 0:
         return ExitClass.SUCCESS
     if is_stopped:
@@ -180,20 +156,12 @@ def classify(code: int, *, is_stopped: bool, is_out_of_memory: bool) -> ExitClas
 
 
 def scope_command(slice_name: str) -> tuple[str, ...]:
-    """Return the command that starts the shim in a scope of its own within a systemd slice.
+    """Return the first words of the command that starts the shim in a scope of its own within a systemd slice.
 
-    The limits of the slice then apply to the shim and all ranks, and not to the agent. The scope is delegated, so the
-    shim may create cgroups below it. A stop of the agent's unit does not end the scope. The name of each scope is
-    unique, because processes of an earlier shim may remain in its scope.
-
+    The slice's limits then apply to the shim and all ranks, and a stop of the agent's unit does not end the scope.
     Source: systemd-run(1); systemd.resource-control(5); "Control Group APIs and Delegation" of systemd.
-
-    Args:
-        slice_name: name of the slice, which ends with `.slice`.
-
-    Returns:
-        The first words of the command; the shim's own command follows them.
     """
+    # Processes of an earlier shim may remain in its scope, so each scope has a unique name.
     unit = f"everstep-ranks-{secrets.token_hex(4)}.scope"
     options = ("--scope", "--quiet", "--collect", "--property=Delegate=yes", f"--slice={slice_name}", f"--unit={unit}")
     return ("systemd-run", *options, "--")
@@ -210,18 +178,13 @@ class MemoryPaths:
 
 @dataclass(frozen=True, slots=True)
 class _MemorySample:
-    """Memory use of the node, and the kernel's counters of kills for lack of memory, at one time."""
-
     counts: KillCounts
     used_bytes: int
     total_bytes: int
 
 
 class Supervisor:
-    """The agent's interface to its ranks. All methods run on the agent's event loop, unless stated otherwise.
-
-    The agent calls `start` first and `close` last. The ranks continue after `close`; `shut_down` ends them.
-    """
+    """The agent's interface to its ranks, used on the agent's event loop. `start` comes first and `close` last."""
 
     def __init__(
         self,
@@ -239,23 +202,20 @@ class Supervisor:
         launcher: Sequence[str] = (),
         limits: cgroups.JobLimits = cgroups.NO_LIMITS,
     ) -> None:
-        """Create the supervisor; `start` connects to the shim, the parent process of all ranks.
+        """Create the supervisor; `start` connects to the shim.
 
         Args:
             state: folder of the ranks' records, streams and outputs; created if missing. It outlives the agent.
             socket: path of the shim's socket; its folder is created if missing.
             address: this node's address.
-            is_warm: True if the shim runs a template, from which ranks are forked; no effect without modules to
-                preload.
+            is_warm: True if the shim runs a template; no effect without modules to preload.
             environment: the agent's own environment; `node_environment` selects the part that ranks inherit.
             modules: modules that the template imports.
             gone_seconds: seconds after which killed processes that still exist count as a failure.
-            cgroup: name of the node's cgroup, unique on this machine. With None, the name is derived from `state`. If
-                empty, ranks have no cgroup.
+            cgroup: the node's cgroup, unique on this machine; None derives it from `state`, empty means no cgroup.
             user: the Linux user or users that this node's ranks run as; None means the agent's own user.
             memory_paths: paths of the kernel's files with memory statistics.
-            launcher: first words of a command that replaces itself with the shim by exec, as `scope_command` returns
-                them.
+            launcher: first words of a command that replaces itself with the shim by exec (`scope_command`).
             limits: limits for the ranks of one job together. A shim that runs already keeps the limits of its start.
         """
         self._launcher = tuple(launcher)
@@ -267,10 +227,6 @@ class Supervisor:
         self._user = user
         self._modules = modules if is_warm and can_preload(modules) else ()
         self.gone_seconds = gone_seconds
-        """Seconds after which killed processes that still exist count as a failure.
-
-        The agent sets the value from the control plane's timeouts.
-        """
         self._cgroup = (
             f"everstep-{os.getuid()}-{xxhash.xxh3_64_hexdigest(os.fsencode(self._state))}" if cgroup is None else cgroup
         )
@@ -285,18 +241,13 @@ class Supervisor:
         self._disk = RankRecords(self._state)
         self._records: dict[RankKey, RankRecord] = {}
         self._asked: dict[RankKey, StartRank] = {}
-        """Start requests of ranks that the shim has not answered yet."""
         self._killed: dict[RankKey, MemoryEnd] = {}
-        """Evidence that the kernel killed a rank or one of its DataLoader workers for lack of memory."""
         self._rank_memory: dict[RankKey, ProcessMemory] = {}
-        """The newest memory sample of each rank, which remains after the rank's end."""
         self._samples: deque[_MemorySample] = deque(maxlen=_MEMORY_WINDOW_SAMPLES)
-        """Memory samples of the node, oldest first."""
         self._ranks_process = "self"
         """Process whose cgroup limits the ranks' memory: the shim if a launcher starts it, otherwise this process."""
         self._remains_count = 0
         self._answer_count = 0
-        """Number of `Ranks` messages that the shim has sent. `refresh` waits until the number rises."""
         self._writer: asyncio.StreamWriter | None = None
         self.shim_pid: int | None = None
         """The shim's pid while the shim is a child of this process; otherwise None."""
@@ -305,13 +256,7 @@ class Supervisor:
         self._is_closing = False
 
     async def start(self) -> None:
-        """Connect to the node's shim (the parent process of all ranks), or start one, and read its state.
-
-        The agent calls this once.
-
-        Raises:
-            ShimUnavailable: no shim can be started.
-        """
+        """Connect to the node's shim, or start one, and read its state. Raises ShimUnavailable."""
         self._loop = asyncio.get_running_loop()
         for folder in (self._state, self._socket.parent):
             make_way(folder, self._user)
@@ -325,20 +270,13 @@ class Supervisor:
         await self.refresh()
 
     async def close(self) -> None:
-        """Disconnect from the shim, the parent process of all ranks.
-
-        The shim and the ranks continue, and the node's next agent process adopts them.
-        """
+        """Disconnect from the shim. The shim and the ranks continue, and the node's next agent process adopts them."""
         self._is_closing = True
         await end(*self._tasks)
         self._hang_up()
 
     async def shut_down(self) -> None:
-        """End all ranks and their parent process (the shim), then close. Called when the node leaves the fleet.
-
-        Raises:
-            ShimUnavailable: the shim does not end.
-        """
+        """End all ranks and the shim, then close. Raises ShimUnavailable if the shim does not end."""
         self._is_closing = True
         if self._writer is not None:
             self._send(Shutdown())
@@ -351,26 +289,15 @@ class Supervisor:
 
     @property
     def is_warm(self) -> bool:
-        """True if new ranks can start immediately: the modules to preload are imported, or none are configured."""
+        """True if new ranks can start immediately."""
         return self.preload in (Preload.READY, Preload.NONE)
 
     async def start_rank(
         self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path, supplied: Supplied
     ) -> None:
-        """Ask the shim (the parent process of all ranks) to start one rank; return when the request is sent.
+        """Ask the shim to start one rank, unless asked before.
 
-        A repeated request for the same rank has no effect. `next_exit` reports a failed start as an exit.
-
-        Args:
-            plan: the plan of the generation.
-            here: this node's entry in the plan.
-            rank: one of this node's ranks.
-            entry: path of the user's script on this node: `plan.script.entry_point` below the source tree.
-            agent_socket: path at which the rank connects to its agent.
-            supplied: environment variables and packages in addition to the job's own variables.
-
-        Raises:
-            ShimUnavailable: no shim runs, and none can be started.
+        `next_exit` reports a failure. Raises ShimUnavailable.
         """
         key = (plan.run, plan.generation, rank)
         if key in self._records or key in self._asked:
@@ -409,16 +336,7 @@ class Supervisor:
         self._send(start)
 
     def fail_rank(self, plan: GenerationPlan, rank: Rank, reason: str) -> None:
-        """Record that a rank could not be started. The failure counts as the rank's exit.
-
-        The call has no effect if the agent has already asked the shim (the parent process of all ranks) to start the
-        rank.
-
-        Args:
-            plan: the plan of the generation.
-            rank: one of this node's ranks.
-            reason: a sentence for the user.
-        """
+        """Record that a rank could not be started, as its exit, unless its start was requested."""
         key = (plan.run, plan.generation, rank)
         if key not in self._records and key not in self._asked:
             files = RankFiles(self._state, plan.run, plan.generation, rank)
@@ -449,22 +367,11 @@ class Supervisor:
             await self.changed.wait(version)
 
     def halt_now(self, run: RunId, generation: Generation) -> None:
-        """Kill all ranks of this run in generations up to `generation`, with their descendants. Return immediately.
-
-        The shim (the parent process of all ranks) then refuses to start ranks of these generations.
-        """
+        """Kill all ranks of this run up to `generation`, and have the shim refuse later starts. Return immediately."""
         self._send(StopRanks(run=run, generation=generation))
 
     def kill_rank(self, run: RunId, generation: Generation, rank: Rank) -> None:
-        """Kill one rank's process to simulate a fault (a drill that a user requests).
-
-        The call has no effect if the rank has ended.
-
-        Args:
-            run: the rank's run.
-            generation: the rank's generation.
-            rank: the rank to kill.
-        """
+        """Kill one rank's process to simulate a fault. No effect if the rank has ended."""
         record = self._records.get((run, generation, rank))
         if record is None or record.end is not None:
             return
@@ -478,35 +385,18 @@ class Supervisor:
                 os.close(handle)
 
     async def stop_all(self) -> None:
-        """Kill every rank on this node. Return when all have ended, or after `gone_seconds`.
-
-        The caller then calls `prove_gone`, which raises an error if processes remain.
-        """
+        """Kill every rank on this node. Return when all have ended, or after `gone_seconds`; then call `prove_gone`."""
         self._send(StopRanks(run=None, generation=_ALL_GENERATIONS))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.gone_seconds):
                 await self._until_ended(None)
 
     async def prove_gone(self, run: RunId | None) -> None:
-        """Return when no process of this run's ranks exists, and no descendant of such a process.
+        """Return when no process of the ranks of `run` (None: all runs) exists. Raises RanksNotGone.
 
-        The caller must stop the ranks first: this method waits until they end, and kills only processes that they left
-        behind.
-
-        The proof is an empty cgroup. Processes without a cgroup are proved gone by the shim's count of remaining
-        processes.
-
-        If ranks run as separate users, the method then kills the remaining processes of these users outside of any
-        rank's cgroup, for example processes of pip, and removes the users' shared memory: a library with fixed names
-        could not create it again. An instance of a local cluster whose /dev/shm is its own removes all in it. The
-        caller must ensure that this node has no rank of another run.
-
-        Args:
-            run: the run to check; None for all runs.
-
-        Raises:
-            RanksNotGone: processes still exist after `gone_seconds`, or the shim does not answer. The text names the
-                pids.
+        The caller must stop the ranks first, and the node must have no rank of another run. If ranks run as separate
+        users, the method also kills these users' processes outside of cgroups, for example of pip, and removes their
+        shared memory, because a library with fixed names could not create it again.
         """
         try:
             async with asyncio.timeout(self.gone_seconds):
@@ -531,10 +421,10 @@ class Supervisor:
         if self._user is not None:
             await asyncio.to_thread(clear, self._user, IN_MEMORY)
         else:
+            # An instance of a local cluster whose /dev/shm is its own removes all in it.
             await asyncio.to_thread(clear_own_memory, self._socket.parent)
 
     async def _until_empty(self, run: RunId | None) -> None:
-        """Kill the processes in the cgroups of ended ranks until the cgroups are empty."""
         for path in self._cgroups_of(run):
             while cgroups.pids(path):
                 cgroups.kill(path)
@@ -569,18 +459,11 @@ class Supervisor:
             await self.changed.wait(version)
 
     def _send(self, message: Message) -> None:
-        """Send a message to the shim, the parent process of all ranks. Drop the message if no shim runs."""
         if self._writer is not None:
             self._writer.write(codec.frame(message))
 
     async def refresh(self) -> None:
-        """Request the records of all ranks from the shim (their parent process), and wait for the answer.
-
-        The answer follows the shim's answers to all earlier requests.
-
-        Raises:
-            ShimUnavailable: no shim runs on this node, or it ended during the request.
-        """
+        """Wait for the shim's answers to all earlier requests, and its records. Raises ShimUnavailable."""
         await self._connected()
         answer_count = self._answer_count
         self._send(ListRanks())
@@ -598,10 +481,7 @@ class Supervisor:
             raise ShimUnavailable("no shim runs on this node") from None
 
     async def _connect(self) -> asyncio.StreamReader:
-        """Connect to the shim, which may have survived an earlier agent process.
-
-        If no shim answers, kill the ranks of the last shim and start a new shim.
-        """
+        """Connect to the shim, or kill the ranks of the last shim and start a new one."""
         reader = await self._dial()
         if reader is None:
             await self._bury()
@@ -635,7 +515,7 @@ class Supervisor:
         return reader
 
     async def _launch(self) -> None:
-        """Start a shim in a Linux session of its own; return when it listens."""
+        """Start a shim in a session of its own; return when it listens."""
         read, write = os.pipe()
         os.set_inheritable(write, True)
         command = [
@@ -691,7 +571,6 @@ class Supervisor:
         return [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
     async def _follow(self, reader: asyncio.StreamReader) -> None:
-        """Handle the messages of the shim. When it ends, continue with a new shim."""
         while True:
             try:
                 while True:
@@ -711,7 +590,6 @@ class Supervisor:
             self.changed.notify()
 
     async def _connect_again(self) -> asyncio.StreamReader:
-        """Start a new shim and connect to it. Retry until the connection succeeds."""
         logged_error = ""
         while True:
             try:
@@ -848,7 +726,7 @@ class Supervisor:
             self._disk.write_owed()
 
     def rank_memory(self, run: RunId, generation: Generation) -> dict[Rank, ProcessMemory]:
-        """Return the newest memory sample of each living rank of a generation. Called for every report."""
+        """Return the newest memory sample of each living rank of a generation."""
         return {
             key[2]: found
             for key, found in self._rank_memory.items()
@@ -856,10 +734,6 @@ class Supervisor:
         }
 
     async def _sample_memory(self) -> None:
-        """Sample the memory use of the node and its ranks, and the kernel's counters of kills for lack of memory.
-
-        The supervisor takes a sample every second, because the memory use of a rank cannot be read after its end.
-        """
         paths = self._memory_paths
         while True:
             # Skip a sample that fails, for example for lack of file descriptors. The next sample may succeed.
@@ -875,11 +749,7 @@ class Supervisor:
             await asyncio.sleep(_MEMORY_SAMPLE_SECONDS)
 
     def _memory_end(self, record: RankRecord, code: int) -> MemoryEnd | None:
-        """Return the kernel's evidence that it ended a rank for lack of memory, or None.
-
-        The kernel killed the rank (`code` is -SIGKILL) or one of its DataLoader workers (the rank then raised an
-        exception).
-        """
+        """Return the evidence that the kernel killed a rank or its DataLoader worker for lack of memory, or None."""
         loaders = lost_loaders(last_lines(Path(record.stderr_path))) if code > 0 else None
         if code != -signal.SIGKILL and loaders is None:
             return None
@@ -911,7 +781,7 @@ def _wait_for_child(pid: int) -> None:
 
 
 async def _kill(record: RankRecord) -> None:
-    """Kill a rank that is not a child of this process, with its descendants. Return when the rank has ended."""
+    """Kill a rank that is not a child of this process, with its descendants, and wait for its end."""
     if not processes.is_alive(record.pid, record.start_ticks):
         return
     try:

@@ -1,9 +1,6 @@
 """Receives parts of other ranks' shards and adds them to this node's parity shares (docs/adr/0035-parity-in-memory.md).
 
-In this module, a *member* is a rank of the stripe, for which the agent of its node acts. Its part of a share is its
-*contribution*. The holder is the node with the share.
-
-    member                                   holder
+    member (a rank's node)                   holder
     BeginShard, ShardDigests, EndShard ───▶  begins the contribution, and chooses the chunks of its share
                                        ◀───  ShardWanted(the chunks that the share lacks)
     chunks, over all streams           ───▶  verifies each in a buffer, then combines it with the slot
@@ -34,28 +31,14 @@ PREPARING_SECONDS = 0.1
 
 
 class Contributions:
-    """Receives parts of other ranks' shards (contributions), and combines them by XOR with this node's parity shares.
-
-    `ReplicaReceiver` owns the object.
-    """
+    """Combines parts of other ranks' shards with the shares that this node holds in one generation."""
 
     def __init__(self, shares: Shares) -> None:
-        """Create the object that fills this node's parity shares in one generation.
-
-        Args:
-            shares: the parity shares that this node holds.
-        """
         self.shares = shares
         self._connected: set[Rank] = set()
-        """Ranks of a stripe that have an open session to this node."""
         self._refused: set[Rank] = set()
-        """Ranks that are not awaited any more, because this node refused their shard.
-
-        The shard exceeds `MAX_SHARD_BYTES`, or this node lacked memory for the share. Shards that are refused for
-        another reason do not count here: their ranks will contribute a newer step.
-        """
+        """Ranks that are not awaited, because their shard is too large or this node lacks memory for the share."""
         self._progress: dict[Rank, int] = {}
-        """By rank: a number that grows with each call of `progress`."""
 
     def expects(self, rank: Rank) -> bool:
         """Return whether a parity share of this node contains a part of the shard of `rank`."""
@@ -66,7 +49,7 @@ class Contributions:
         return share_owner(self.shares.memberships[rank].holder)
 
     def siblings(self, rank: Rank) -> frozenset[Rank]:
-        """Return the other ranks of the stripe whose shards are part of the same share as the shard of `rank`."""
+        """Return the other ranks that contribute to the same share as `rank`."""
         member = self.shares.memberships[rank]
         return member.stripe.others(rank) - {member.holder}
 
@@ -75,16 +58,16 @@ class Contributions:
         return tuple((content.origin, content.step, digest) for content, digest in self.shares.inventory(rank))
 
     def connect(self, rank: Rank) -> None:
-        """Record that the owner of the shard of `rank` has opened a session to contribute to this node's share."""
+        """Record that the node of `rank` has opened a session to contribute."""
         self._connected.add(rank)
 
     def disconnect(self, rank: Rank) -> None:
-        """Record that the owner of the shard of `rank` no longer has a session to contribute to this node's share."""
+        """Record that the node of `rank` no longer has a session."""
         self._connected.discard(rank)
         self._refused.discard(rank)
 
     def progress(self, rank: Rank) -> None:
-        """Record that `rank` has sent data for the parity share, or that it delays its data on purpose. Thread-safe."""
+        """Record that `rank` has sent data for the share, or that it delays its data on purpose. Thread-safe."""
         self._progress[rank] = self._progress.get(rank, 0) + 1
 
     async def take(
@@ -97,24 +80,16 @@ class Contributions:
         *,
         on_emptied: Callable[[Collection[Rank]], None],
     ) -> bytes:
-        """Receive a part of another rank's shard, combine it with the parity share, and wait until the share is sealed.
+        """Receive a part of another rank's shard, combine it, wait until the share is sealed, and return the shard's
+        digest.
 
-        Args:
-            session: session to the node of the rank that owns the shard. The node runs `send_shard`; `begin` was its
-                last message.
-            streams: streams of the session.
-            receiver: receiver of these streams.
-            begin: the owner's announcement of its shard, not checked yet.
-            next_message: returns the owner's next message about this shard.
-            on_emptied: called if this node empties the share, with the ranks that must contribute again. The callback
-                ends their sessions, so that their agents discard this node's earlier acknowledgements.
-
-        Returns:
-            The digest of the owner's shard.
+        `begin`, not checked yet, was the last message of the session, on which the owner's node runs `send_shard`.
+        `next_message` returns the next one. If this node empties the share, `on_emptied` must end the sessions of the
+        given ranks, so that their agents discard earlier acknowledgements.
 
         Raises:
-            ShardRejected: the share was abandoned, the shard is too large, or every slot of the share contains a newer
-                step or a step that this node must not overwrite; the session can continue.
+            ShardRejected: the share was abandoned, the shard is too large, or no slot is free; the session can
+                continue.
             NoRoom: this node lacks memory for the share; the session can continue.
             PeerLost: the connection broke.
             MalformedMessage: the owner's messages contradict each other; the connection must be closed.
@@ -177,16 +152,12 @@ class Contributions:
         return digest
 
     async def _say_preparing(self, session: Session, accumulation: Accumulation) -> None:
-        """Send progress messages to a member whose contribution is complete, until the share is sealed or given up.
-
-        Without messages for the holder deadline, the member's agent drops this node from its view. This node therefore
-        pauses the messages while another member's contribution makes no progress (`ParityShare.is_progressing`). It
-        resumes them when that contribution makes progress again.
-        """
+        """Send progress messages to a member whose contribution is complete, until the share is sealed or given up."""
         before = dict(self._progress)
         while not accumulation.is_over:
             await asyncio.sleep(PREPARING_SECONDS)
             progressed = {rank for rank, count in self._progress.items() if count != before.get(rank)}
+            # Without messages, the member drops this node at the holder deadline.
             if accumulation.share.is_progressing(self._connected - self._refused, progressed):
                 before = dict(self._progress)
                 await session.send(PreparingShard())

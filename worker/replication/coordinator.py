@@ -2,11 +2,7 @@
 
     RoundMember ──NodeReport──▶ RoundServer ──▶ core.rounds.Coordinator ──Announcement──▶ RoundMember
 
-Reports and announcements travel over a tree of agents, whose root is the `RoundMember` on the coordinator's own node
-(`worker.replication.round_member`).
-
-Invariant: only the newest report of each node counts, and only if it contains this coordinator's term. The term grows
-with each restart of the coordinator's agent.
+Invariant: only the newest report of each node counts, and only if it contains this coordinator's term.
 """
 
 from __future__ import annotations
@@ -30,10 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def new_life() -> int:
-    """Return the term of a new coordinator: monotonic nanoseconds.
-
-    The monotonic clock continues while the node runs, so each restart of the agent gets a higher term.
-    """
+    """Return the term of a new coordinator: monotonic nanoseconds, higher after each restart on a node."""
     return int(asyncio.get_running_loop().time() * 1e9)
 
 
@@ -41,16 +34,8 @@ def new_life() -> int:
 class RoundServer:
     """Applies reports to the pure `Coordinator`, and sends its state to the members as announcements.
 
-    The `Member` object on the coordinator's node owns the server.
-
-    Args:
-        generation: the generation whose steps this coordinator commits.
-        core: a new coordinator, or a recovering coordinator after a restart of this agent.
-        final_round_seconds: maximum time for which ranks that have finished the final step wait for its commit.
-        now: returns Unix time, for timestamps that users see.
-        clock: returns monotonic time in seconds.
-        schedule: decides when a checkpoint is due by time; by default never.
-        node_bytes: returns the bytes of this node's committed shards, an estimate for every node.
+    `now` returns Unix time, `clock` monotonic time. `node_bytes` returns the bytes of this node's committed shards, an
+    estimate for every node. Ranks wait at most `final_round_seconds` for the commit of the final step.
     """
 
     generation: Generation
@@ -68,7 +53,7 @@ class RoundServer:
         self.changed = Signal()
         self._known = TreeReports(self.term)
         self._unix_offset = self.now() - self.clock()
-        """Unix time at which the node's monotonic clock was 0, to convert times for users."""
+        """Unix time at which the node's monotonic clock was 0."""
         self._final_timer: asyncio.TimerHandle | None = None
         self._pacing = Pacing.AT_ONCE
         self._refused: list[str] = []
@@ -99,7 +84,7 @@ class RoundServer:
 
     @property
     def visible(self) -> tuple[object, ...]:
-        """Facts that users see: whether training has ended, and the progress of a requested stop or rehearsal."""
+        """Facts that users see: the end of training, and the progress of a requested stop or rehearsal."""
         return self.core.is_finished, self.core.stop_state, self.core.rehearsal.state
 
     def status(self) -> RoundStatus:
@@ -128,7 +113,7 @@ class RoundServer:
         )
 
     def take(self, reports: Sequence[NodeReport]) -> None:
-        """Apply the reports that nodes of the generation have sent. Repeated and outdated reports change nothing."""
+        """Apply the reports of nodes. Repeated and outdated reports change nothing."""
         before = self._known
         self._known = before.take(*(each for each in reports if each.term == self.term))
         rounds = [rank for each in self._known.since(before) for rank in each.ranks]
@@ -146,12 +131,12 @@ class RoundServer:
         self._apply(self.core.keep_distance(distance))
 
     def keep_pacing(self, pacing: Pacing) -> None:
-        """Announce to all nodes whether they send snapshots in idle network time or immediately."""
+        """Announce to all nodes whether they pace snapshots."""
         self._pacing = pacing
         self.changed.notify()
 
     def request_checkpoint(self, step: Step, *, ends_exports: bool = False) -> None:
-        """Request that the first commit at or after `step` is uploaded to S3 (`Coordinator.request_checkpoint`)."""
+        """Request that the first commit at or after `step` is uploaded to S3."""
         self._apply(self.core.request_checkpoint(step, ends_exports=ends_exports))
 
     def request_stop(self) -> None:
@@ -159,28 +144,21 @@ class RoundServer:
         self._apply(self.core.request_stop())
 
     def request_rehearsal(self, number: int, steps: int) -> None:
-        """Request that all ranks rehearse `steps` steps (`Coordinator.request_rehearsal`)."""
+        """Request that all ranks rehearse `steps` steps."""
         self._apply(self.core.request_rehearsal(number, steps))
 
     def halt(self) -> None:
-        """Record that the control plane has ordered the agents to kill the ranks.
-
-        If a stop was requested before, the coordinator proposes no further step, and the upload of the committed step
-        starts. Otherwise, nothing changes.
-        """
+        """Record that the control plane has ordered the agents to kill the ranks (`Coordinator.halt`)."""
         self._apply(self.core.halt())
 
     def close(self) -> None:
-        """Cancel the timer that limits how long ranks wait for the commit of the final step."""
+        """Cancel the timer of the final step."""
         if self._final_timer is not None:
             self._final_timer.cancel()
 
     def _with_due_checkpoint(self) -> Coordinator:
-        """Return the coordinator, with a request to upload the next commit if a checkpoint is due by time.
-
-        The check needs no timer: only a commit can become a checkpoint, and commits result from reports.
-        """
         core = self.core
+        # The check needs no timer: only a commit can become a checkpoint, and commits result from reports.
         if core.wanted > core.persist or not self.schedule.is_due(self.clock()):
             return core
         return core.request_checkpoint(Step(max(core.committed, core.stored) + 1))

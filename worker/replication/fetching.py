@@ -1,6 +1,4 @@
-"""Fetches a shard of a generation's base from the memory of another node.
-
-This module calls the other node the holder, even if the plan does not name it as a holder.
+"""Fetches a shard of a generation's base from the memory of another node, called the holder here.
 
 Invariant: a sealed slot contains exactly the content and the digest that the plan names.
 """
@@ -36,13 +34,10 @@ from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
 NextMessage = Callable[[], Awaitable[ShardDigests | EndShard]]
-"""Type of a function that waits for the holder's next message about an announced shard, and returns it."""
 FETCH_RETRY_SECONDS = 0.1
+# Without the reports, the holder would count as silent while a slow link transfers one chunk.
 LOOKS_PER_SILENCE = 4
-"""Number of progress reports of a receiving thread within `silence_seconds`.
-
-Without them, the holder would count as silent while a slow link transfers one chunk.
-"""
+"""Number of progress reports of a receiving thread within `silence_seconds`."""
 
 
 async def fetch_shard(
@@ -61,18 +56,13 @@ async def fetch_shard(
     """Fetch a shard into a slot of this node and seal it.
 
     Args:
-        dialler: opens connections to the holder. A failed attempt is repeated, because the holder may not have received
-            this generation's plan yet.
-        rank: the rank that owns the shard.
+        dialler: opens connections to the holder. A failed attempt is repeated: the holder may lack this plan yet.
         source: origin generation, step and digest from the plan.
-        store: this node's slots.
         keep: contents of this shard that the fetch must not overwrite.
         slot_count: maximum slots of this shard on this node.
-        answer_seconds: maximum time for repeated attempts to connect, while the holder rejects the session or does not
-            answer.
+        answer_seconds: maximum time for repeated attempts to connect.
         silence_seconds: time without any data after which the connection counts as broken.
         arrived: receives progress, see `receive_shard`.
-        stream_limit: maximum number of streams.
 
     Raises:
         ShardRejected: the holder lacks the shard, or the received data does not match the digest.
@@ -120,22 +110,9 @@ async def fetch(
     silence_seconds: float,
     stream_limit: int = OWN_STREAMS,
 ) -> None:
-    """Request a shard or share of another node, and receive it or a part of it.
+    """Request a shard or share of another node; `receive` receives it, or a part of it, and returns its digest.
 
-    Args:
-        dialler: opens connections to the holder.
-        wanted: the request to the holder. It names the shard or share by owner, generation, step and digest.
-        receive: receives the shard that the holder announced, and returns the shard's digest. Its last argument is a
-            function that returns the holder's next message about the shard.
-        answer_seconds: maximum time for repeated attempts to connect.
-        silence_seconds: time without any data after which the connection counts as broken.
-        stream_limit: maximum number of streams.
-
-    Raises:
-        ShardRejected: the holder lacks the shard, or the received data does not match the digest.
-        PeerError: the connection broke.
-        MalformedMessage: the holder violated the protocol.
-        TimeoutError: the holder did not answer in time.
+    Other arguments and errors are those of `fetch_shard`. Raises ShardRejected and MalformedMessage itself.
     """
     rank = wanted.owner_rank
     async with asyncio.timeout(answer_seconds):

@@ -1,13 +1,9 @@
 """The TLS identity of an agent: its private key, its certificate, and the certificate authority of its fleet.
 
-    agent                                      control plane
-    Hello(public key)                ─────▶
-                                     ◀─────    PeerCertificate, and again before it expires
+    Hello(public key) ──▶ control plane ──▶ PeerCertificate, and again before it expires
 
-The key never leaves the node. A file keeps key and certificate for the node's next agent process, because that process
-may start while it cannot reach the control plane.
-
-Invariant: a TLS context of this module trusts certificates of this node's fleet only.
+The key never leaves the node. A file keeps the identity for the next agent process, which may start while it cannot
+reach the control plane. Invariant: a TLS context trusts certificates of this node's fleet only.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ log = logging.getLogger(__name__)
 
 class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     private_key: bytes
-    """Private Ed25519 key of 32 bytes. The file therefore has mode 0600."""
+    """Ed25519, 32 bytes. The file therefore has mode 0600."""
     certificate: PeerCertificate
 
 
@@ -44,11 +40,7 @@ class PeerIdentity:
     """The key and the certificate with which this agent proves its node and its fleet to other agents."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Read the identity of an earlier agent process, or create a key.
-
-        Args:
-            path: file that keeps the identity; None keeps it in memory only.
-        """
+        """Read the identity of an earlier agent process from `path`, or create a key. None keeps it in memory only."""
         self._path = path
         self._contexts: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
         """TLS contexts of the dialling and the listening side; None before the first certificate."""
@@ -62,7 +54,7 @@ class PeerIdentity:
 
     @property
     def public_key(self) -> bytes:
-        """The agent's public key, which the control plane certifies: Ed25519, 32 bytes."""
+        """The key that the control plane certifies: Ed25519, 32 bytes."""
         return self._key.public_key().public_bytes_raw()
 
     def name_of(self, node_id: NodeId) -> str:
@@ -70,10 +62,7 @@ class PeerIdentity:
         return peer_uri(self._fleet, node_id)
 
     def accept(self, certificate: PeerCertificate) -> None:
-        """Use a new certificate for all further connections, and store it if the disk accepts the write.
-
-        A certificate for another key is ignored: the control plane sent it to an earlier agent process.
-        """
+        """Use a new certificate from now on, and store it if possible. One for an earlier process's key is ignored."""
         try:
             self._use(certificate)
         except ssl.SSLError as error:
@@ -90,17 +79,7 @@ class PeerIdentity:
             log.warning("the certificate cannot be stored for the next agent process of this node: %s", error)
 
     def context(self, *, is_server: bool) -> ssl.SSLContext:
-        """Return the TLS context for a new connection to another agent.
-
-        Args:
-            is_server: True for a connection that this node accepts, False for one that it opens.
-
-        Returns:
-            A context that presents this node's certificate, and accepts certificates of its fleet only.
-
-        Raises:
-            PeerRefused: the control plane has sent no certificate yet.
-        """
+        """Return the TLS context for a new connection. Raises PeerRefused before the first certificate."""
         if self._contexts is None:
             raise PeerRefused("this node has no TLS certificate yet: the control plane sends it after the agent joins")
         return self._contexts[is_server]

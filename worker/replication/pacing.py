@@ -1,10 +1,7 @@
 """Decides when a piece of a shard may leave this node: immediately, or in the network's idle spans.
 
-An idle span is a part of each iteration in which training does not use the network. All senders of a node share one
-pacer, because they share the node's network link. A piece is the part of a chunk that a sender sends at once.
-
-Invariant: pacing delays pieces, but never drops them. If training stops or reports no finished steps, pieces are sent
-without delay.
+All senders of a node share one pacer. Invariant: pacing delays pieces, but never drops them. If training stops or
+reports no finished steps, pieces are sent without delay.
 """
 
 from __future__ import annotations
@@ -24,21 +21,15 @@ from worker.core.link_use import LinkUse
 from worker.tasks import Signal
 
 PATIENCE_ITERATIONS = 2.0
-"""Maximum wait of a piece for an idle span, in iterations. If no step ends for this long, pieces do not wait at all."""
+"""Maximum wait of a piece, in iterations. If no step ends for this long, pieces do not wait at all."""
 
 SHORT_SECONDS = 0.002
-"""Longest pause in seconds that a stream's thread sleeps by itself. A busy event loop could end a short pause late.
-
-The event loop schedules longer pauses.
-"""
+"""Longest pause that a stream's thread sleeps by itself, because a busy event loop could end a short pause late."""
 KEPT_TRANSFERS = 32
 ENOUGH_TRANSFERS = 8
 """Number of measurements that `NodePacer` requires before it reports the link's rate."""
 MEASURED_PERIOD_BYTES = 64 * 1024
-"""Minimum bytes of a busy period (from the start of the first transfer until no transfer runs) that measures the rate.
-
-With fewer bytes, the rate would depend on the latency instead of the link.
-"""
+"""Minimum bytes of a busy period that measures the rate. With fewer, the rate would depend on the latency."""
 
 
 class Pacer(Protocol):
@@ -49,21 +40,12 @@ class Pacer(Protocol):
         """Bytes per piece. The sender reads this value before each transfer, because the value may change."""
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait until a piece may be sent. The pacer admits pieces in the order of the calls.
-
-        Args:
-            bytes_count: size of the piece.
-        """
+        """Wait until a piece may be sent. The pacer admits pieces in the order of the calls."""
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve the sending time of a piece, if the piece has to wait at most `SHORT_SECONDS`. Called in any thread.
+        """Reserve the sending time of a piece, in any thread, and return the seconds until then.
 
-        Args:
-            bytes_count: size of the piece.
-
-        Returns:
-            Seconds until the piece may be sent, at most `SHORT_SECONDS`. None if the wait is longer; the caller then
-            calls `admit`.
+        None if they exceed `SHORT_SECONDS`: the caller then calls `admit`.
         """
 
 
@@ -72,19 +54,15 @@ class Transfer(Protocol):
 
     @property
     def taken_bytes(self) -> int:
-        """Number of bytes of the transfer that the kernel has accepted for sending."""
+        """Bytes of the transfer that the kernel has accepted."""
 
     @property
     def taken_at(self) -> float:
-        """Time at which the kernel last accepted bytes for sending, in monotonic seconds."""
+        """Monotonic time at which the kernel last accepted bytes."""
 
 
 class SharedLink:
-    """Measures for how long several transfers use one network link (`worker.core.link_use`). Thread-safe.
-
-    Args:
-        clock: monotonic seconds, the same clock as the transfers use.
-    """
+    """Measures for how long several transfers, with the same clock, use one network link. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -93,17 +71,13 @@ class SharedLink:
 
     @property
     def use(self) -> LinkUse:
-        """Use of the link until now: how long any transfer had data to send, and each transfer's part of this time."""
+        """Use of the link until now."""
         with self._lock:
             self._use = self._use.until(self._clock())
             return self._use
 
     def count(self) -> None:
-        """Add the time since the last call to the use of this link.
-
-        Every active sender calls this regularly. A long time since the last call is not added, because the process was
-        then stopped.
-        """
+        """Add the time since the last call. Every active sender calls this regularly."""
         with self._lock:
             self._use = self._use.until(self._clock())
 
@@ -114,22 +88,19 @@ class SharedLink:
             return max(1, self._use.sender_count)
 
     def join(self) -> LinkUse:
-        """Record that one more transfer has data to send. Return for how long the link was used until now."""
+        """Record that one more transfer has data to send, and return the use of the link until now."""
         with self._lock:
             self._use = self._use.joined(self._clock())
             return self._use
 
     def leave(self) -> LinkUse:
-        """Record that a transfer has no more data to send. Return for how long the link was used until now."""
+        """Record that a transfer has no more data to send, and return the use of the link until now."""
         with self._lock:
             self._use = self._use.left(self._clock())
             return self._use
 
     def drain(self, since: float) -> None:
-        """Record that a holder has received the last bytes of a transfer.
-
-        The kernel accepted these bytes at time `since`. See `LinkUse.drained`.
-        """
+        """Record that a holder has received the last bytes of a transfer, which the kernel accepted at time `since`."""
         with self._lock:
             self._use = self._use.drained(since, self._clock())
 
@@ -140,23 +111,15 @@ class Unpaced:
     chunk_bytes = MAX_CHUNK_BYTES
 
     def book(self, bytes_count: int) -> float | None:  # noqa: ARG002 — the protocol's
-        """Return 0: every piece may be sent immediately (see `Pacer.book`)."""
         return 0.0
 
-    async def admit(self, bytes_count: int) -> None:
-        """Return immediately: every piece may be sent (see `Pacer.admit`)."""
+    async def admit(self, bytes_count: int) -> None: ...
 
 
 class SpanPacer:
     """Pacer that sends pieces in the profiled idle spans of an iteration, relative to the end of the last step.
 
-    A piece waits until it fits completely into the rest of an idle span.
-
-    Args:
-        spans: idle spans of an iteration, in order of time.
-        link: time model of this node's link.
-        iteration_seconds: mean duration of an iteration.
-        clock: the event loop's clock, for use in threads.
+    `spans` are in order of time. `clock` is the event loop's clock, for use in threads.
     """
 
     def __init__(
@@ -181,16 +144,10 @@ class SpanPacer:
         self._free_at = 0.0
         self._turn = asyncio.Lock()
         self._lock = threading.Lock()
-        """Protects `_free_at`, which threads also change."""
         self._changed = Signal()
 
     def boundary(self, at_seconds: float) -> None:
-        """Record that a training step ended. The pacer computes when to send pieces relative to the newest boundary.
-
-        Args:
-            at_seconds: time at which the rank finished its step, on the monotonic clock that all processes of the node
-                share. A time before the last reported boundary is ignored.
-        """
+        """Record that a step ended at `at_seconds` on the node's monotonic clock, unless a later end was reported."""
         if self._boundary_at is None or at_seconds > self._boundary_at:
             self._boundary_at = at_seconds
             self._changed.notify()
@@ -201,7 +158,6 @@ class SpanPacer:
         self._changed.notify()
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait until training leaves the network idle for long enough to send the piece (see `Pacer`)."""
         now, cost = asyncio.get_running_loop().time, self.link.seconds(bytes_count)
         async with self._turn:
             asked_at = now()
@@ -210,7 +166,6 @@ class SpanPacer:
                 await self._changed.wait(self._changed.version, wait)
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve the next idle time of the network for a piece (see `Pacer.book`)."""
         if self._turn.locked():
             return None
         now = self._clock()
@@ -218,11 +173,7 @@ class SpanPacer:
         return wait if wait <= SHORT_SECONDS else None
 
     def _wait(self, cost: float, asked_at: float, now: float, *, patience_seconds: float) -> float:
-        """Return the seconds until the piece may be sent.
-
-        If the wait is at most `patience_seconds`, the pacer reserves this time for the piece. Otherwise the sender must
-        ask again.
-        """
+        """Return the seconds until the piece may be sent. A wait of at most `patience_seconds` is reserved for it."""
         with self._lock:
             at = self._opening(cost, asked_at)
             wait = max(0.0, at - now)
@@ -231,10 +182,6 @@ class SpanPacer:
             return wait
 
     def _opening(self, cost: float, asked_at: float) -> float:
-        """Return the time, on the pacer's clock, at which a piece may be sent.
-
-        The piece waits for a span of idle network time, but for at most `PATIENCE_ITERATIONS` iterations.
-        """
         earliest = max(self._free_at, asked_at - self._lateness_seconds)
         begun = self._boundary_at
         if begun is None:
@@ -245,48 +192,30 @@ class SpanPacer:
 
 
 class NodePacer:
-    """Decides for all senders of a node when pieces may be sent. The generation's `Member` object owns it.
-
-    The object passes each call to another pacer, `current`: first an `Unpaced` pacer. `Traffic` replaces it by a
-    `SpanPacer` after the job's idle spans have been measured.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """Decides for all senders of a node when pieces may be sent, by `current`: `Unpaced`, later a `SpanPacer`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.current: Pacer = Unpaced()
         self.link = SharedLink(clock)
-        """Measures how all transfers of this node use the node's link."""
         self._rates: deque[float] = deque(maxlen=KEPT_TRANSFERS)
-        """Measured rates of the node's link in bytes per second, one per busy period."""
+        """Rates of the node's link in bytes per second, one per busy period."""
         self._sizes: deque[int] = deque(maxlen=KEPT_TRANSFERS)
-        """Sizes of the newest transfers, in bytes."""
         self._sent_bytes = 0
-        """Bytes sent by finished transfers."""
         self._under_way: set[Transfer] = set()
         self._measured: set[Transfer] = set()
         """Running transfers that were sent without pacing and that the holder has verified completely."""
         self._begun = (0, 0.0)
-        """(bytes sent by this node, seconds in which the link was in use) when the first running transfer began."""
         self._is_telling = True
-        """True while this busy period can measure the link's rate.
-
-        For this, each transfer that has ended must have been sent unpaced, and verified completely by its holder.
-        """
+        """True while each transfer of this busy period that has ended was sent unpaced and verified."""
 
     @property
     def sent_bytes(self) -> int:
-        """Total bytes that the node's senders have sent, including the sent bytes of running transfers."""
+        """Total bytes that the node's senders have sent, including running transfers."""
         return self._sent_bytes + sum(transfer.taken_bytes for transfer in self._under_way)
 
     @contextlib.contextmanager
     def counted(self, transfer: Transfer) -> Iterator[None]:
-        """Count the bytes of a transfer while the context is open, and add them to the node's total afterwards.
-
-        At the end of a busy period, when no transfer runs any more, the link's rate is measured: the bytes of the
-        period divided by the time in which the link was in use.
-        """
+        """Count the bytes of a transfer while the context is open."""
         if not self._under_way:
             self._begun, self._is_telling = (self._sent_bytes, self.link.use.busy_seconds), True
         self._under_way.add(transfer)
@@ -297,6 +226,7 @@ class NodePacer:
             self._sent_bytes += transfer.taken_bytes
             self._is_telling &= transfer in self._measured or not transfer.taken_bytes
             self._measured.discard(transfer)
+            # At the end of a busy period, its bytes and the link time measure the link's rate.
             if not self._under_way and self._is_telling:
                 self._learn(self._sent_bytes - self._begun[0], self.link.use.busy_seconds - self._begun[1])
 
@@ -305,16 +235,13 @@ class NodePacer:
             self._rates.append(bytes_count / seconds)
 
     def hold(self, pacer: Pacer) -> None:
-        """Let `pacer` decide from now on when pieces are sent. Pieces that wait for the previous pacer are sent now."""
+        """Let `pacer` decide from now on. Pieces that wait for the previous pacer are sent now."""
         if pacer is not self.current:
             self.pause()
             self.current = pacer
 
     def unpace(self) -> None:
-        """Stop pacing: senders send every piece immediately, so that the link's rate can be measured again.
-
-        Paced transfers yield no measurements of the link.
-        """
+        """Send every piece immediately, so that the link's rate can be measured again."""
         if not isinstance(self.current, Unpaced):
             self.hold(Unpaced())
             self._rates.clear()
@@ -330,10 +257,8 @@ class NodePacer:
 
     @property
     def bytes_per_second(self) -> float | None:
-        """Rate of the link in bytes per second; None before there are `ENOUGH_TRANSFERS` measurements.
-
-        The rate is the fastest recent measurement, because traffic of training slows some of the measured transfers.
-        """
+        """Rate of the link in bytes per second; None before there are `ENOUGH_TRANSFERS` measurements."""
+        # The fastest measurement counts, because traffic of training slows some transfers.
         return max(self._rates) if len(self._rates) >= ENOUGH_TRANSFERS else None
 
     @property
@@ -343,23 +268,20 @@ class NodePacer:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes per piece that the current pacer prefers."""
         return self.current.chunk_bytes
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait until the current pacer lets the sender send the piece (see `Pacer.admit`)."""
         await self.current.admit(bytes_count)
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve the time to send a piece if the piece has to wait only briefly (see `Pacer.book`)."""
         return self.current.book(bytes_count)
 
     def boundary(self, at_seconds: float) -> None:
-        """Report the end of a training step to the current pacer, if it is a `SpanPacer`. `Unpaced` needs no report."""
+        """Report the end of a training step to the current pacer."""
         if isinstance(self.current, SpanPacer):
             self.current.boundary(at_seconds)
 
     def pause(self) -> None:
-        """Send pieces without a wait for idle network time until the next step ends (see `SpanPacer.pause`)."""
+        """Send pieces without delay until the next step ends."""
         if isinstance(self.current, SpanPacer):
             self.current.pause()

@@ -44,19 +44,11 @@ async def rebuild_shard(
 ) -> None:
     """Rebuild a lost shard in a slot of this node and seal it.
 
-    Args:
-        dialler: returns the dialler of fetch sessions to the node of a survivor (another rank of the stripe).
-        source: the shard and its survivors, from the plan.
-        store: this node's slots.
-        keep: contents of this shard that must not be overwritten.
-        slot_count: maximum slots of this shard on this node.
-        answer_seconds: maximum time for repeated attempts to connect to a survivor.
-        silence_seconds: time without any data after which a survivor's connection counts as broken.
-        stream_limit: maximum number of streams per fetch.
+    `dialler` returns the dialler of fetch sessions to a survivor's node. Other arguments are those of `fetch_shard`.
 
     Raises:
-        ShardRejected: a survivor lacks its shard or share, or the rebuilt bytes do not match the lost owner's digest.
-            The error names each survivor that can be the cause.
+        ShardRejected: a survivor lacks its shard or share, or the result does not match the lost owner's digest. The
+            error names each survivor that can be the cause.
         NoRoom: this node lacks memory for the slot, `keep` protects every slot, or the slot is too small.
         PeerLost: a survivor's connection broke, or the survivor violated the protocol or did not answer in time.
         MalformedMessage: the plan's source names no survivors, or contradicts itself.
@@ -124,10 +116,6 @@ async def rebuild_shard(
 
 
 def _checked(source: ShardSource) -> Rebuild:
-    """Return the lost shard and the surviving ranks of its stripe, as the source names them.
-
-    Raises MalformedMessage if the source contradicts itself.
-    """
     rebuild = source.rebuild
     if rebuild is None or len(rebuild.stripe) < 2:
         raise MalformedMessage("a source of kind parity names no survivors")
@@ -165,39 +153,24 @@ async def _receive(
 
 
 class Rebuilding:
-    """Rebuilds a shard in a slot: combines chunks of the other ranks' shards and parity shares by XOR."""
+    """Rebuilds a shard in a slot: combines chunks of the other ranks' shards and shares by XOR."""
 
     def __init__(self, file: SlotFile, rebuild: Rebuild) -> None:
-        """Create the object for a granted slot, whose bytes are undefined.
-
-        Args:
-            file: the slot, with room for the lost shard.
-            rebuild: the lost shard, and the other ranks of its stripe (the survivors).
-
-        Raises:
-            NoRoom: the slot is smaller than the lost shard. The slot's bytes are unchanged.
-        """
+        """Create the object for a granted slot. Raises NoRoom if it is smaller than the lost shard."""
         if file.header.capacity_bytes < rebuild.lost.payload_bytes:
             raise NoRoom(needed_bytes=rebuild.lost.payload_bytes, available_bytes=file.header.capacity_bytes)
         self._file = file
         self._missing = Missing(Stripe(rebuild.stripe), rebuild.lost)
         self._begun: set[int] = set()
-        """Chunks of the lost shard into which a chunk was already written. All other chunks have undefined bytes."""
+        """Chunks of the lost shard into which a chunk was already written. All others have undefined bytes."""
         self._lock = threading.Lock()
 
     def wanted(self, rank: Rank, owner: Rank, payload_bytes: int) -> frozenset[int]:
-        """Return the numbers of the chunks that `rank`, a survivor of the stripe, must send to rebuild the lost shard.
-
-        If `owner` equals `rank`, they are chunks of the survivor's shard, otherwise of its parity share.
-        `payload_bytes` is the size of this shard or share.
-        """
+        """Return the chunks that `rank` must send: of its shard if `owner` equals `rank`, otherwise of its share."""
         return self._missing.wanted(rank, payload_bytes, is_share=owner != rank)
 
     def take(self, rank: Rank, owner: Rank, chunk: int, data: memoryview) -> bool:
-        """Combine a verified chunk of another rank's shard or share by XOR with one chunk of the lost shard.
-
-        `Missing.chunk_of` selects the chunk of the lost shard. Thread-safe; the caller passes each chunk once.
-        """
+        """Combine a verified chunk of a survivor, each once, with a chunk of the lost shard. Thread-safe."""
         lost = self._missing.chunk_of(rank, chunk, is_share=owner != rank)
         begin, end = self._missing.range_of(lost)
         with self._lock, self._file.payload(begin, end) as target, data[: end - begin] as part:

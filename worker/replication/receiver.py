@@ -1,8 +1,6 @@
 """Serves the sessions in which other agents send shards to this node or fetch shards from it.
 
-A session carries messages. Its streams, further connections, carry the chunks of shards.
-
-Invariant: one replica session exists per generation and owner. A new session first ends the previous session, so two
+Invariant: one replica session exists per generation and owner. A new session first ends the previous one, so two
 sessions never write the same shard.
 """
 
@@ -45,10 +43,7 @@ from worker.tasks import end, finish, first_of
 
 log = logging.getLogger(__name__)
 PREPARING_SECONDS = 0.1
-"""Interval of a holder's progress messages while the holder creates slots.
-
-The interval must be far below the owner's holder deadline.
-"""
+"""Interval of progress messages while this node creates slots. It must be far below the owner's holder deadline."""
 MAX_STREAMS = 64
 """Maximum number of streams per session; further streams are rejected."""
 
@@ -68,7 +63,6 @@ class _Open:
     error: Exception | None = None
 
     def fail(self, error: Exception) -> None:
-        """Store the error of a stream or transfer, which ends the session."""
         self.error = self.error or error
         self.trouble.set()
 
@@ -80,21 +74,14 @@ class _Open:
 
 @dataclass(eq=False, repr=False)
 class ReplicaReceiver:
-    """Accepts the sessions in which other nodes send replicas to this node or fetch shards from it, with their streams.
-
-    The generation's `Member` object owns it.
+    """Accepts the sessions in which other nodes send replicas to this node or fetch shards from it.
 
     Args:
-        store: this node's slots.
-        held_ranks: owners of the shards that the plan places on this node. The receiver rejects replica sessions of
-            other owners.
-        keep: returns which steps of a shard this node must not overwrite, given the newest committed step that the
-            shard's owner has reported.
-        slot_count: maximum number of slots per shard on this node.
-        take_lines: stores log lines that an owner's ranks have printed. With None, the lines are discarded.
+        held_ranks: owners of the shards that the plan places on this node. Replica sessions of others are rejected.
+        keep: returns the contents to keep of a shard, given the newest committed step that its owner has reported.
+        take_lines: stores log lines that an owner's ranks have printed; None discards them.
         shares: the shares of this node, which accept contributions of other ranks; None without parity.
-        load_earlier: loads the shard of a rank of the launch that saved the base. Called when another node requests
-            the shard and no slot of this node contains it. None unless the number of ranks has changed.
+        load_earlier: after a relayout, loads a requested earlier shard that no slot contains; otherwise None.
     """
 
     store: SlotStore
@@ -108,7 +95,6 @@ class ReplicaReceiver:
 
     def __post_init__(self) -> None:
         self.preparing_seconds = PREPARING_SECONDS
-        """Interval of progress messages while this node creates slots or loads a shard."""
         self._contributions = Contributions(self.shares) if self.shares is not None else None
         self._held = frozenset(self.held_ranks)
         self._sessions: dict[Rank, asyncio.Task[None]] = {}
@@ -121,17 +107,7 @@ class ReplicaReceiver:
         return tuple(self._open.values())
 
     async def stream(self, session: TcpSession) -> None:
-        """Serve a stream: a connection that carries the chunks of another session, which the handshake names.
-
-        Return when the stream or the session that it serves ends.
-
-        Args:
-            session: the authenticated connection. The method converts it into a stream of the named session.
-
-        Raises:
-            MalformedMessage: the peer has no open session with the named id, or this session already has `MAX_STREAMS`
-                streams.
-        """
+        """Serve a stream. Raises MalformedMessage if its session is not open, or has `MAX_STREAMS` streams."""
         owner = self._open.get(session.opened.session)
         if owner is None or owner.peer != session.peer or len(owner.streams.lines) >= MAX_STREAMS:
             raise MalformedMessage("a stream names a session that is not open")
@@ -152,16 +128,9 @@ class ReplicaReceiver:
             owner.streams.drop(line)
 
     async def replica(self, session: Session) -> None:
-        """Receive replicas of one owner's shard, or parts of it for a parity share, until the connection ends.
+        """Receive replicas of one owner's shard, or parts of it for a share, until the owner disconnects.
 
-        If an earlier session of the same owner is open, the receiver first ends it.
-
-        Args:
-            session: an authenticated session for replicas of its `owner_rank`.
-
-        Raises:
-            MalformedMessage: this node does not hold the shard, or the owner sent an unexpected message.
-            PeerLost: the connection ended.
+        Raises MalformedMessage if this node does not hold the shard, or the owner sent an unexpected message.
         """
         rank = session.opened.owner_rank
         parity = self._parity(rank)
@@ -184,26 +153,19 @@ class ReplicaReceiver:
                     parity.disconnect(rank)
 
     def _parity(self, rank: Rank) -> Contributions | None:
-        """Return the object that combines the shard of `rank` into a share; None if this node stores a copy."""
         parity = self._contributions
         return parity if parity is not None and parity.expects(rank) else None
 
     def _cut(self, ranks: Collection[Rank]) -> None:
-        """End the sessions of ranks whose chunks this node has removed from a parity share.
-
-        The agents of the ranks' nodes then open new sessions and send the shards again.
-        """
         for owner in self.open_sessions:
             if owner.rank in ranks and owner.receiver is not None:
+                # The agents then open new sessions and send the shards again.
                 owner.fail(PeerLost("another shard of the same step was offered, so this node has emptied its share"))
 
     async def _serve(
         self, session: Session, receiver: Receiver | None, work: Callable[[_Open], Coroutine[object, object, None]]
     ) -> None:
-        """Run `work` for one session, while its streams transfer chunks.
-
-        On return, all threads of the session have ended.
-        """
+        """Run `work` for one session. On return, all threads of its streams have ended."""
         owner = _Open(session.peer, session.opened.owner_rank, receiver)
         self._open[session.opened.nonce] = owner
         try:
@@ -275,10 +237,7 @@ class ReplicaReceiver:
             owner.fail(error)
 
     async def _say_preparing(self, session: Session, slot_owner: Rank) -> None:
-        """Send progress messages to a shard's owner while this node creates slots for the shard, or for its own share.
-
-        Without progress messages, the owner would drop this holder from the view.
-        """
+        """Send progress messages while this node creates slots, so that the owner keeps this holder in view."""
         while True:
             if not self.store.is_making(slot_owner):
                 await self.store.making.wait(self.store.making.version)
@@ -338,24 +297,11 @@ class ReplicaReceiver:
             )
 
     async def fetch(self, session: Session) -> None:
-        """Send shards that another node of the generation requests, until the connection ends.
-
-        Args:
-            session: an authenticated session for fetching, from a member of the same generation.
-
-        Raises:
-            MalformedMessage: the peer sent something other than a request.
-            PeerLost: the connection ended.
-        """
+        """Send the shards that another node requests until it disconnects. Raises MalformedMessage and PeerLost."""
         await self._serve(session, None, lambda owner: self._give(session, owner))
 
     async def supply(self, session: Session, work: Callable[[Streams], Coroutine[object, object, None]]) -> None:
-        """Run `work`, which sends chunks to the peer over the streams of a session. On return, all streams are closed.
-
-        Args:
-            session: an authenticated session whose dialler opens streams.
-            work: receives the streams; ends when the session ends.
-        """
+        """Run `work`, which sends chunks over the streams of a session. On return, all streams are closed."""
         await self._serve(session, None, lambda owner: work(owner.streams))
 
     async def _give(self, session: Session, owner: _Open) -> None:
@@ -394,10 +340,6 @@ class ReplicaReceiver:
                 await session.send(ShardRefused(transfer=number, reason="this node does not hold the shard"))
 
     async def _preparing(self, session: Session, work: Coroutine[object, object, None]) -> None:
-        """Run `work`, which prepares a requested shard.
-
-        Meanwhile, send progress messages so that the other node waits.
-        """
         task = asyncio.create_task(work)
         try:
             while not task.done():

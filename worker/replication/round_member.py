@@ -3,11 +3,9 @@
     parent node ◀── own state and reports from below ── RoundMember ◀── RoundReport ── child nodes
                 ── Announcement ──▶ applied on this node, then ──▶
 
-Every node runs a `RoundMember`. The parent and the children of a node in the tree are its *neighbours*. Both sides of a
-connection send a message at least every third of `holder_deadline`, and detect silence of the other side. Silence is
-therefore detected even without data to send.
-
-Invariant: every report is the newest complete state of a node, numbered by that node.
+The parent and the children of a node are its *neighbours*. Each sends a message at least every third of
+`holder_deadline`, so silence is detected without data to send. Invariant: every report is the newest complete state of
+a node, numbered by that node.
 """
 
 from __future__ import annotations
@@ -35,22 +33,14 @@ Send = Callable[[Sequence[NodeReport]], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportDelays:
-    """Maximum waits of the agent's reports to the coordinator that are not urgent.
-
-    A report waits, so that one message can report several changes.
-
-    See docs/design.md#the-tree-of-agents.
-    """
+    """Maximum waits of reports that are not urgent (docs/design.md#the-tree-of-agents)."""
 
     other_seconds: float = 0.02
-    """Maximum wait of a report with other news than finished steps, for example a vote."""
+    """For a report with other news than finished steps, for example a vote."""
     progress_seconds: float = 0.25
-    """Maximum wait of a report that only names finished steps. The next vote usually ends this wait earlier."""
+    """For a report that only names finished steps. The next vote usually ends this wait earlier."""
     progress_ratio: float = 1 / 12
-    """Limit of `progress_seconds`, as a fraction of the time after which a neighbour counts as silent.
-
-    The limit ensures that a delayed report never makes the connection seem silent.
-    """
+    """Limit of `progress_seconds`, as a fraction of the time after which a neighbour counts as silent."""
 
 
 REPORT_DELAYS = ReportDelays()
@@ -60,17 +50,8 @@ REPORT_DELAYS = ReportDelays()
 class RoundMember:
     """Reports this node's state to its parent in the tree of agents, and relays messages of its parent and children.
 
-    The generation's `Member` object owns it.
-
-    Args:
-        generation: the generation of these rounds.
-        node_id: this node.
-        tree: the generation's tree of agents. Nodes' reports travel up to the coordinator, its announcements down.
-        state: returns the newest state of each rank of this node.
-        hear: applies the coordinator's announcement on this node; called on the event loop, must not block.
-        deadline_seconds: time without a message after which a neighbour counts as silent.
-        on_silence: called when a neighbour has fallen silent, or has sent a message after a silence.
-        delays: how long the node may delay a report that is not urgent.
+    `hear` applies an announcement on the event loop and must not block. A neighbour is silent after `deadline_seconds`
+    without a message. `on_silence` is called when a silence begins or ends.
     """
 
     generation: Generation
@@ -85,19 +66,15 @@ class RoundMember:
 
     def __post_init__(self) -> None:
         self.changed = Signal()
-        """Event for changes to report. Code that changes the state of this node's ranks must notify this event."""
+        """Code that changes the state of this node's ranks must notify this event."""
         self.silent_since: float | None = None
-        """Time at which this node lost its last connection to a node above it, on the loop's clock.
-
-        None while it is connected to a node above, even if that node cannot reach the coordinator. That node then
-        reports the lost connection itself.
-        """
+        """Loop time at which the last connection to a node above was lost; None while connected."""
         self._ancestors = self.tree.ancestors(self.node_id)
         self._members = self.tree.below(self.node_id)
         self._sequence = new_life()
         self._known = TreeReports()
         self.heard_at: dict[NodeId, float] = {}
-        """Time at which this agent process received the last message of each neighbour, on the loop's clock."""
+        """Loop time of the last message of each neighbour to this agent process."""
         self._silent: frozenset[NodeId] = frozenset()
         self._announced = Announcement(
             generation=self.generation, term=NO_TERM, sequence=0, committed=NONE, proposed=NONE, is_silent=True
@@ -105,7 +82,7 @@ class RoundMember:
         self._announcement_changed = Signal()
 
     async def run_local(self, server: RoundServer) -> None:
-        """Exchange reports and announcements with the coordinator on this node itself, without a connection."""
+        """Exchange reports and announcements with the coordinator on this node itself."""
 
         async def report(reports: Sequence[NodeReport]) -> None:
             server.take(reports)
@@ -120,23 +97,17 @@ class RoundMember:
 
     @property
     def silent(self) -> frozenset[NodeId]:
-        """Neighbours in the tree of agents that have sent no message for `deadline_seconds`.
-
-        A neighbour that has not yet sent a message to this agent process is not included.
-        """
+        """Neighbours that were silent for `deadline_seconds` after a message to this agent process."""
         return self._silent
 
     async def run(
         self, dial: Callable[[NodeId], Awaitable[Session]], *, patience_seconds: float, is_restarted: bool
     ) -> None:
-        """Exchange reports and announcements with the parent node until cancelled. Open a new connection after a break.
+        """Exchange reports and announcements with the parent node until cancelled, over a new connection after each
+        break.
 
-        Args:
-            dial: opens a round session to a node.
-            patience_seconds: time for which the node tries to reach only its parent. After that, it also tries the
-                nodes above the parent.
-            is_restarted: True if an earlier agent process of this node took part in these rounds. The first
-                announcement must then come from the coordinator itself, because the parent may have an older one.
+        After `patience_seconds` without the parent, the node also tries nodes above it. With `is_restarted`, the first
+        announcement must come from the coordinator itself, because the parent may have an older one.
         """
         await first_of(self._take_part(dial, patience_seconds, is_restarted=is_restarted), self._watch())
 
@@ -167,20 +138,13 @@ class RoundMember:
             failures += 1
 
     async def serve(self, session: Session) -> None:
-        """Serve the session of a child node until the connection ends.
+        """Serve the session of a child node until it disconnects.
 
-        Args:
-            session: the session that the child node has opened.
-
-        Raises:
-            MalformedMessage: the child reports for a node that is not below it in the tree of agents, or a report
-                contains ranks of another node.
-            PeerLost: the connection ended.
+        Raises MalformedMessage if the child reports for a node not below it, or ranks of another node.
         """
         await first_of(self._collect(session), self._announce(session))
 
     async def _watch(self) -> None:
-        """Call `_on_silence` when a neighbour (parent or child in the tree) falls silent, and when its silence ends."""
         now = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(self.deadline_seconds / 10)
@@ -220,10 +184,6 @@ class RoundMember:
             self.changed.notify()
 
     async def _announce(self, session: Session) -> None:
-        """Send the coordinator's newest announcement to a child: at the start, after every change, and periodically.
-
-        The period is a third of the time after which a node counts as silent.
-        """
         while True:
             seen = self._announcement_changed.version
             await session.send(self._announced)
@@ -246,7 +206,7 @@ class RoundMember:
             self.changed.notify()
 
     def newest_reports(self) -> TreeReports:
-        """Return the newest commit report of this node and of each node below it in the tree of agents."""
+        """Return the newest report of this node and of each node below it."""
         ranks, own = self.state(), self._known.newest.get(self.node_id)
         if self._known.term != NO_TERM and (own is None or own.ranks != ranks):
             self._sequence += 1
@@ -263,15 +223,10 @@ class RoundMember:
         return send
 
     async def _report(self, send: Send) -> None:
-        """Send new reports to the parent node. Reports that are not urgent wait, to share a message with later reports.
-
-        If a third of the silence deadline passes without news, an empty message shows the parent that the node is
-        alive.
-        """
+        """Send new reports to the parent node, or an empty message after a third of the silence deadline."""
         now = asyncio.get_running_loop().time
         reported, reported_at = TreeReports(), now()
         new_since: float | None = None
-        """Time at which the oldest unsent change was noticed."""
         while True:
             seen, newest = self.changed.version, self.newest_reports()
             due = reported_at + self.deadline_seconds / 3

@@ -1,13 +1,9 @@
-"""Chooses the pair of network cards for each stream between two nodes, and skips pairs that fail.
-
-A *pair* consists of a card of this node and a card of the peer.
+"""Chooses the pair of network cards (own and peer's) for each stream between two nodes, and skips pairs that fail.
 
     stream 0 ─▶ this node's first card,  the peer's first       the session's own pair
     stream 1 ─▶ this node's second card, the peer's second      if it fails: the next pairs, then the session's own
-    stream 2 ─▶ ...
 
-Invariant: a pair is skipped only if another pair reaches the same peer. If no pair reaches the peer, the peer is
-probably lost, and no pair is skipped. The session's own pair is never skipped.
+Invariant: a pair is skipped only if another pair reaches the same peer. The session's own pair is never skipped.
 """
 
 from __future__ import annotations
@@ -24,23 +20,14 @@ from worker.node.network_cards import NetworkCard
 
 log = logging.getLogger(__name__)
 LEFT_OUT_SECONDS = 60.0
-"""Seconds for which a pair of network cards is skipped after a failed connection.
-
-Each attempt over a failed pair takes a full handshake timeout.
-"""
+"""Seconds for which a pair is skipped after a failed connection, which takes a full handshake timeout."""
 Address = tuple[str, int]
 Way = tuple[NetworkCard, Address]
 T = TypeVar("T")
 
 
 class Ways:
-    """Selects the network card of this node, and the card of the other node, for each stream between the two nodes.
-
-    The generation's `PeerSessions` object owns it.
-
-    Args:
-        cards: this node's cards, the card with the node's address first.
-    """
+    """Selects the pair of network cards for each stream. `cards` has the card with the node's address first."""
 
     def __init__(self, cards: Sequence[NetworkCard]) -> None:
         self._cards = tuple(cards)
@@ -54,19 +41,11 @@ class Ways:
         number: int,
         dial: Callable[[NetworkCard, Address], Awaitable[T]],
     ) -> T:
-        """Open a stream over the next pair of network cards (own and peer's) that connects the two nodes.
+        """Open stream `number` with `dial` over the next pair of network cards; consecutive numbers use different
+        pairs.
 
-        Args:
-            peer: the peer, for the log.
-            addresses: addresses of the peer's cards, the peer's node address first.
-            number: number of the stream; consecutive numbers use different pairs.
-            dial: opens a stream from a card to an address.
-
-        Returns:
-            The result of `dial`.
-
-        Raises:
-            PeerError: no pair reaches the peer, or another node answers.
+        `addresses` are those of the peer's cards, the peer's node address first. Raises PeerError if no pair reaches
+        the peer, or another node answers.
         """
         now = asyncio.get_running_loop().time()
         count = math.lcm(len(self._cards), len(addresses))

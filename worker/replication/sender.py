@@ -1,10 +1,7 @@
 """Sends one owned shard to one of its holders, for the lifetime of the generation.
 
-The pure `Shard` (`worker.core.rounds`) selects the next step for this holder, and the sender transfers it. When the
-holder has sealed the step, the sender records this as an acknowledgement.
-
-Invariant: the sender measures the holder's silence only while the holder lacks data (`worker.core.silence`). An idle
-connection therefore never counts as silent.
+The pure `Shard` (`worker.core.rounds`) selects the steps. Invariant: the sender measures the holder's silence only
+while the holder lacks data, so an idle connection never counts as silent.
 """
 
 from __future__ import annotations
@@ -45,52 +42,33 @@ from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
 HOLDER_PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Pauses in seconds before each new attempt to connect to a holder after a failure.
-
-The values apply to the first, second and further attempts. The last value repeats.
-"""
+"""Pauses before the first, second and further attempts to connect after a failure. The last value repeats."""
 REFUSED_SECONDS = 0.2
 """Seconds to wait after a holder rejected a shard, for example because it had no free slot."""
 FLOW_BYTES_PER_SECOND = 625e6
-"""Assumed rate of a link in bytes per second, until a transfer is faster: AWS's limit for one flow, 5 Gbit/s."""
+"""Assumed rate of a link until a transfer is faster: AWS's limit for one flow, 5 Gbit/s."""
 SLOW_RATIO = 0.1
 """Fraction of the best measured rate below which a link counts as slow."""
 SUSPECT_RATIO = 1 / 6
-"""Fraction of the holder deadline for which a transfer must be slow before the sender limits its rate (`SlowLink`).
-
-Only the time in which the transfer sends counts.
-"""
+"""Fraction of the holder deadline for which a transfer must be slow, while it sends, before its rate is limited."""
 MEASURED_TRANSFER_BYTES = 64 * 1024 * 1024
-"""Minimum size of a transfer whose rate is measured, in bytes. The rate of a smaller transfer depends on latency."""
+"""Minimum size of a transfer whose rate is measured. The rate of a smaller transfer depends on latency."""
 PREPARING_SECONDS = 0.1
-"""Seconds between two progress messages of a node that prepares data or slots.
-
-The interval must be far below the holder deadline.
-"""
+"""Seconds between two progress messages. The interval must be far below the holder deadline."""
 LOOKS_PER_DEADLINE = 10
-"""Number of checks of a holder's silence within the holder deadline."""
 
 
 Answer = ShardWanted | ShardSealed | ShardRefused
 Printed = Callable[[int], Awaitable[Tail]]
-"""Type of a function that returns the log lines of this node's ranks, from the given line number on."""
+"""Returns the log lines of this node's ranks, from the given line number on."""
 
 
 @dataclass(eq=False, repr=False)
 class ReplicaSender:
-    """Sends one shard to one holder. The generation's `Member` object owns the sender and runs `run` as a task.
+    """Sends one shard to one holder (a copy, or a part of it for a share). The owner runs `run` as a task.
 
-    Args:
-        shard: the owned shard to send.
-        peer: node that holds a copy of the shard or, with parity, a share with a part of the shard.
-        dialler: opens connections to the holder.
-        store: this node's slots.
-        pacer: decides when chunks may be sent; shared by all senders of the node.
-        holder_deadline_seconds: maximum seconds without progress, while the holder lacks data.
-        printed: returns log lines of this node's ranks, which the holder receives before the end of a shard. With
-            None, no lines are sent.
-        retry_seconds: pauses before the first, second and further attempts to connect. The last value repeats.
-        measured_bytes: minimum size of a transfer whose rate is measured.
+    `printed` returns log lines, which the holder receives before the end of a shard. The last of `retry_seconds`
+    repeats. The rates of transfers below `measured_bytes` are not measured.
     """
 
     shard: OwnedShard
@@ -106,40 +84,26 @@ class ReplicaSender:
 
     def __post_init__(self) -> None:
         self._held_lines = 0
-        """Number of the next log line of this node's ranks to send to the holder. Each session begins with line 0."""
+        """Number of the next log line to send to the holder. Each session begins with line 0."""
         self.stream_count = StreamCount(limit=OWN_STREAMS)
         self.silence = HolderSilence(self.holder_deadline_seconds / LOOKS_PER_DEADLINE)
-        """Measures how long the holder has been silent."""
         self._paused_count = 0
-        """Number of streams that are being opened or that wait until they may send a chunk (see `Pacer`).
-
-        While the number is above 0, this node delays the data itself, so the holder does not count as silent.
-        """
+        """Streams that are being opened or wait for the pacer. Meanwhile, the holder does not count as silent."""
         self._is_verifying = False
-        """True while this node digests its own slot before or after a transfer."""
         self._transfer = 0
         self.queue: ChunkQueue | None = None
-        """Queue of the running transfer's chunks; None between transfers."""
         self._best_rate = FLOW_BYTES_PER_SECOND
         self.link = SlowLink()
-        """State of the link to the holder: fast, or slow with a limit on its rate."""
         self.line = BrokenLine()
-        """Counts the transfers that broken connections cut short since the last complete transfer."""
         self._filled: tuple[int, float] | None = None
-        """(bytes sent, seconds of link time used) of the running transfer at its first check; None before this check.
-
-        From this check on, the kernel's send buffers are full, so the kernel accepts only as many bytes as it sends.
-        """
+        """(bytes sent, link time used) at the transfer's first check, when the kernel's send buffers are full."""
         self.streams = Streams()
         """Streams of the current session; between sessions, the closed streams of the last session."""
         self._most_streams = self.stream_count.limit
-        """Maximum number of streams for this session. The sender lowers it if a further stream cannot be opened."""
+        """Maximum number of streams for this session, lowered if a further stream cannot be opened."""
 
     async def run(self) -> None:
-        """Send the shard's steps to the holder until cancelled.
-
-        After a broken connection or an unexpected exception, the sender pauses and connects again.
-        """
+        """Send the shard's steps to the holder until cancelled, over a new connection after any error."""
         await first_of(self._supply(), self._watch())
 
     async def _supply(self) -> None:
@@ -192,10 +156,6 @@ class ReplicaSender:
                     raise MalformedMessage(f"the holder sent an unexpected {type(message).__name__} message")
 
     async def _feed(self, session: Session, answers: asyncio.Queue[Answer]) -> None:
-        """Send the steps that the holder lacks, one after another, until the connection breaks.
-
-        If the rank has requested slots of a new size or layout, first ask the holder to create such slots.
-        """
         shard = self.shard
         reserved: tuple[int, bytes] | None = None
         while True:
@@ -239,10 +199,7 @@ class ReplicaSender:
     async def _send(
         self, session: Session, answers: asyncio.Queue[Answer], step: Step, slot: Slot, transfer: int
     ) -> ShardSealed | ShardRefused | bool:
-        """Send the content of one slot, which the rank may still be capturing.
-
-        Return False if the slot was granted for another step, or if the capture of the step was abandoned.
-        """
+        """Send one slot. Return False if it was granted for another step, or the capture of its step was abandoned."""
         self._is_verifying = True
         try:
             digests = await self.store.digests(slot)
@@ -312,10 +269,6 @@ class ReplicaSender:
         return outcome
 
     async def _is_damaged_here(self, slot: Slot) -> bool:
-        """Verify this node's own slot, because the holder has received a replica with wrong digests.
-
-        Return whether the own slot is damaged. A damaged slot is then emptied.
-        """
         self._is_verifying = True
         try:
             return await self.store.verify(slot) is False
@@ -323,26 +276,19 @@ class ReplicaSender:
             self._is_verifying = False
 
     async def _dropped(self, step: Step, digests: ChunkDigests) -> None:
-        """Wait until the rank has given up the capture of `step`. The caller then ends the transfer of the step."""
         while self.shard.core.capturing == step or digests.is_decided:
             await self.shard.changed.wait(self.shard.changed.version)
 
     async def _unwanted(self, step: Step) -> None:
-        """Wait until the holder's parity share no longer needs this shard at `step`.
-
-        This happens when the step is neither committed nor proposed.
-        """
         while self.shard.core.wanted(self.peer) == step:
             await self.shard.changed.wait(self.shard.changed.version)
 
     async def _say_sending(self, session: Session, queue: ChunkQueue) -> None:
-        """Send progress messages to the holder of a parity share while this node sends its contribution or delays it.
-
-        The holder itself notices only whole chunks, and a chunk on a slow link can take longer than the holder
-        deadline. The other members of the stripe wait for this contribution.
-        """
+        """Send progress messages to the holder of a share while this node sends its contribution or delays it."""
         taken_bytes = 0
         while True:
+            # The holder notices only whole chunks, and a chunk on a slow link can take longer than the
+            # holder deadline.
             await asyncio.sleep(PREPARING_SECONDS)
             if self._paused_count or queue.taken_bytes > taken_bytes:
                 taken_bytes = queue.taken_bytes
@@ -353,27 +299,16 @@ class ReplicaSender:
         return self._crawls(queue, self.holder_deadline_seconds)
 
     def _crawls(self, queue: ChunkQueue, seconds: float) -> bool:
-        """Return whether the transfer has been sending for more than `seconds`, at a slow rate.
-
-        A slow rate is below `SLOW_RATIO` of the best rate of earlier transfers. A second in which n transfers share the
-        link counts as 1/n of a second, so that the other transfers do not make this one seem slow.
-        """
+        """Return whether the transfer has sent for more than `seconds`, at less than `SLOW_RATIO` of the best rate."""
         return queue.busy_seconds > seconds and queue.taken_bytes / queue.part_seconds < SLOW_RATIO * self._best_rate
 
     def _held_to(self, link: SlowLink) -> None:
-        """Store a new state of the link, and limit the rate of this transfer's connections accordingly.
-
-        On a fast link, the streams have no limit. On a slow link, all transfers that now use this node's network link
-        share the limit equally.
-        """
+        """Store a new state of the link. All transfers on this node's link share its limit equally."""
         self.link = link
         self.streams.limit(None if link.limit is None else link.limit / self.pacer.link.sharer_count)
 
     async def _fit(self, session: Session) -> None:
-        """Open or close streams, until their number is the best one by measurement.
-
-        If a stream cannot be opened, the sender continues with fewer streams.
-        """
+        """Open or close streams, until their number is the best one by measurement, or no further one can be opened."""
         streams = self.streams
         streams.drop_worn()
         while (count := len(streams.lines)) < min(self.stream_count.count, self._most_streams):
@@ -420,7 +355,7 @@ class ReplicaSender:
         self.silence = self.silence.failed(asyncio.get_running_loop().time())
 
     def _cut_short(self, words: str) -> None:
-        """Record that the connection to the holder broke before a step was sent completely; `words` is the error."""
+        """Record that the connection broke before a step was sent completely; `words` is the error."""
         if (step := self.shard.core.wanted(self.peer)) != NONE:
             self._tell_of(self.line.cut_short(step, words))
 
@@ -432,7 +367,7 @@ class ReplicaSender:
         self._paused_count += count
 
     def check_link(self, queue: ChunkQueue) -> None:
-        """Measure the rate of the running transfer, and limit it on a slow link to leave capacity for training."""
+        """Measure the rate of the running transfer, and limit it on a slow link."""
         sent, seconds = queue.taken_bytes, queue.part_seconds
         link, filled = self.link, self._filled
         if filled is None and queue.busy_seconds >= self.silence.period_seconds:
@@ -458,10 +393,7 @@ class ReplicaSender:
             self.check_holder(asyncio.get_running_loop().time())
 
     def check_holder(self, now: float) -> None:
-        """Drop the holder if it lacked data and made no progress for the holder deadline.
-
-        Later steps are then committed without this holder, until it answers again.
-        """
+        """Drop the holder if it lacked data and made no progress for the holder deadline."""
         self.silence = self.silence.checked(
             now,
             is_owed=self.shard.is_owed(self.peer),

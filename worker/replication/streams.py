@@ -1,15 +1,10 @@
 """The data connections (streams) of a session. Threads move chunks directly between a slot's memory and a socket.
 
     session   ── messages ──▶ the agent's loop
-    stream 1  ── chunks ────▶ a thread, blocked in the kernel
+    stream 1  ── chunks ────▶ a thread, blocked in the kernel, without the interpreter lock
     stream 2  ── chunks ────▶ another thread
 
-A session is a connection for messages. A stream's thread sends, receives and digests without the interpreter lock.
-
 Invariant: after `close`, `cut` or a cancelled `run` has returned, no thread reads or writes the caller's memory.
-
-The module has more than 500 lines. It stays one module, because sending and receiving threads share one rule: a thread
-ends before the memory that it uses is released.
 """
 
 from __future__ import annotations
@@ -41,36 +36,26 @@ from worker.tasks import ended
 
 OWN_STREAMS = min(32, os.cpu_count() or 1)
 """Maximum number of streams that the dialling side opens in a session."""
+# With automatic buffers of several megabytes, data would leave the processor's cache between two copies: 1 GiB in both
+# directions over loopback took 441 ms with automatic buffers, 361 ms with this size.
 BUFFER_BYTES = 512 * 1024
-"""Requested size of the kernel's send and receive buffers of a stream. Linux doubles it for its own bookkeeping.
-
-With automatic buffers of several megabytes, data would leave the processor's cache between two copies. Moving and
-verifying 1 GiB in both directions over loopback took 441 ms with automatic buffers, and 361 ms with this size. The size
-suffices for 1 GB/s at a round-trip time of 0.4 ms.
-"""
+"""Requested size of the kernel's send and receive buffers of a stream. It suffices for 1 GB/s at 0.4 ms round trip."""
+# Many kernels limit unprivileged processes to 208 KiB and silently reduce larger requests.
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
-"""Socket options with which root exceeds the system's buffer limits.
-
-Many kernels limit unprivileged processes to 208 KiB and silently reduce larger requests.
-"""
+"""Socket options with which root exceeds the system's buffer limits."""
 CANCELLED_SECONDS = 0.05
 """Seconds after a cancellation in which threads may finish their current chunks. Then the streams are closed."""
 DRAIN_BYTES = 1024 * 1024
 PROGRESS_SECONDS = 0.05
 """Minimum seconds between two progress reports of a transfer. Each report wakes the event loop."""
 UNSENT_BYTES = 128 * 1024
-"""Maximum unsent bytes that the kernel buffers for a paced stream.
-
-A larger buffer could delay a chunk until its idle span has ended.
-"""
+"""Maximum unsent bytes that the kernel buffers for a paced stream, so that a chunk leaves within its idle span."""
 _TCP_NOTSENT_LOWAT = 25
 _SO_MAX_PACING_RATE = 47
+# Under a lower limit, the kernel sends one burst and then pauses. With a limit of 1000, a connection was silent for
+# more than ten seconds, even after the limit was lifted (Linux 6.18).
 _LEAST_RATE = 64 * 1024
-"""Lowest rate to which a stream is limited, in bytes per second.
-
-Under a lower limit, the kernel sends one burst and then pauses. With a limit of 1000, a connection was silent for more
-than ten seconds, even after the limit was lifted (Linux 6.18).
-"""
+"""Lowest rate to which a stream is limited, in bytes per second."""
 _UNLIMITED = 2 ** (8 * struct.calcsize("L")) - 1
 
 
@@ -82,28 +67,17 @@ class Payload(Protocol):
 
 
 class Streams:
-    """One node's ends of the data connections (streams) of a session between two nodes.
-
-    The code that handles the session on this node owns the object and closes it. Every method is called on the event
-    loop. The `work` passed to `begin` or `run` is executed in a thread.
-    """
+    """One node's ends of the streams of a session. Not thread-safe; the code that handles the session closes it."""
 
     def __init__(self, *, receive_seconds: float | None = None) -> None:
-        """Create the object; `add` adds streams.
-
-        Args:
-            receive_seconds: interval at which a receiving thread reports the received part of a chunk. With None, the
-                thread reports only whole chunks.
-        """
+        """Create the object. Receiving threads report parts of a chunk every `receive_seconds`, if not None."""
         self.lines: list[socket.socket] = []
         self.attached = asyncio.Event()
-        """Event that is set once a stream has been added to the session."""
+        """Set once a stream has been added to the session."""
         self._receive_seconds = receive_seconds
         self._limit: float | None = None
         self._working: dict[socket.socket, asyncio.Future[None]] = {}
-        """By stream: the future of the work that its thread now runs."""
         self._threads: dict[socket.socket, queue.SimpleQueue[Callable[[], None] | None]] = {}
-        """By stream: the queue of the thread that runs its work."""
 
     def add(self, line: socket.socket) -> None:
         """Add a connected, blocking socket as a stream. `close` closes the socket."""
@@ -119,17 +93,9 @@ class Streams:
         self.attached.set()
 
     async def run(self, line: socket.socket, work: Callable[[socket.socket], None]) -> None:
-        """Run `work` on one stream to its end (see `begin`).
+        """Run `work` on one stream to its end (see `begin`). A cancellation cuts the connection and waits for it.
 
-        A cancellation cuts the connection. On return, the thread has finished `work`.
-
-        Args:
-            line: socket of the stream, as in `begin`.
-            work: function that uses the socket, as in `begin`.
-
-        Raises:
-            PeerLost: the connection broke, or this node cannot start another thread.
-            MalformedMessage: the peer sent an invalid chunk.
+        Raises PeerLost if the connection broke, or no thread can start. Raises MalformedMessage for an invalid chunk.
         """
         done = self.begin(line, work)
         try:
@@ -139,19 +105,10 @@ class Streams:
         done.result()
 
     def begin(self, line: socket.socket, work: Callable[[socket.socket], None]) -> asyncio.Future[None]:
-        """Start `work` on one stream in the stream's thread.
+        """Start `work` on an idle stream of `lines`, in the stream's thread, which stays for later work.
 
-        The thread continues to exist for later work, because starting a thread costs more than a small transfer.
-
-        Args:
-            line: socket of a stream without running work, from `lines`.
-            work: function that may block. It returns or raises soon after the connection is cut.
-
-        Returns:
-            A future that raises the same errors as `run`. A caller that stops waiting for the future must call `cut`.
-
-        Raises:
-            PeerLost: this node cannot start another thread.
+        The future raises the errors of `run`. A caller that stops waiting for it must call `cut`, which soon ends
+        `work`. Raises PeerLost if this node cannot start another thread.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
@@ -166,6 +123,7 @@ class Streams:
                 error = caught
             loop.call_soon_threadsafe(self._settle, line, error)
 
+        # The thread stays, because starting a thread costs more than a small transfer.
         if line not in self._threads:
             bodies: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
             try:
@@ -187,10 +145,7 @@ class Streams:
             done.exception()
 
     async def cut(self, *lines: socket.socket) -> None:
-        """Break each of the given connections over which a thread sends or receives.
-
-        Return when these threads have finished their work.
-        """
+        """Break the given connections that threads use, and wait until these threads have finished their work."""
         working = [line for line in lines if line in self._working]
         ends = [self._working[line] for line in working]
         for line in working:
@@ -198,10 +153,7 @@ class Streams:
         await ended(*ends)
 
     def limit(self, bytes_per_second: float | None) -> None:
-        """Limit the total rate of all streams in the kernel, but to no less than `_LEAST_RATE` per stream.
-
-        None removes the limit.
-        """
+        """Limit the total rate of all streams in the kernel, at least `_LEAST_RATE` each; None removes the limit."""
         if bytes_per_second == self._limit:
             return
         self._limit = bytes_per_second
@@ -225,10 +177,7 @@ class Streams:
             self.drop(line)
 
     def drop(self, line: socket.socket) -> None:
-        """Close a stream that is neither sending nor receiving, so that another stream can be opened.
-
-        A stream that is already closed is ignored.
-        """
+        """Close a stream that is neither sending nor receiving. A closed stream is ignored."""
         if line not in self.lines:
             return
         self.lines.remove(line)
@@ -256,7 +205,7 @@ def _timeval(seconds: float) -> bytes:
 
 
 def _cut(line: socket.socket) -> None:
-    """Wake the thread that is blocked on the connection, and make all later operations on the connection fail."""
+    """Wake the thread that is blocked on the connection, and make all later operations on it fail."""
     try:
         line.shutdown(socket.SHUT_RDWR)
     except OSError:
@@ -264,21 +213,12 @@ def _cut(line: socket.socket) -> None:
 
 
 class ChunkQueue:
-    """The chunks that the receiver has requested in one transfer, shared by the threads of all streams. Thread-safe.
-
-    After it has sent a chunk, each thread calls `next` for its next chunk.
-
-    Args:
-        clock: monotonic seconds.
-        link: the link that this transfer shares with other transfers, with the same clock; None for an unshared link.
-    """
+    """The requested chunks of one transfer, shared by the threads of all streams. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, link: SharedLink | None = None) -> None:
         self.cancelled = threading.Event()
         self.taken_bytes = 0
-        """Bytes of the transfer that the kernel has accepted."""
         self.taken_at = 0.0
-        """Time at which the kernel last accepted bytes."""
         self._clock = clock
         self._link = link or SharedLink(clock)
         self._progress_reported_at = clock()
@@ -286,11 +226,9 @@ class ChunkQueue:
         self._open_count = 0
         """Number of requested chunks that the kernel has not accepted completely."""
         self._working_count = 0
-        """Number of streams that are sending a chunk."""
         self._held_count = 0
-        """Number of streams that have a chunk and wait until it may be sent (see `Pacer`)."""
         self._busy_since: LinkUse | None = None
-        """Use of the link when this transfer last began to have data to send; None while it has no data to send."""
+        """Use of the link when this transfer last began to have data to send; None while it has none."""
         self._busy_seconds = 0.0
         self._part_seconds = 0.0
         self._is_complete = False
@@ -298,15 +236,12 @@ class ChunkQueue:
 
     @property
     def busy_seconds(self) -> float:
-        """Seconds in which this transfer had data that it was allowed to send.
-
-        Time in which all streams wait for the pacer does not count.
-        """
+        """Seconds in which this transfer had data to send, without the time in which all streams wait for the pacer."""
         return self._spent()[0]
 
     @property
     def part_seconds(self) -> float:
-        """Seconds in which this transfer had data to send. A second in which n transfers use the link counts as 1/n."""
+        """Seconds as in `busy_seconds`; a second in which n transfers use the link counts as 1/n."""
         return self._spent()[1]
 
     def _spent(self) -> tuple[float, float]:
@@ -320,10 +255,6 @@ class ChunkQueue:
             )
 
     def _turn(self) -> None:
-        """Start or stop the count of this transfer's sending time.
-
-        Time counts while the transfer has chunks to send and at least one stream does not wait for the pacer.
-        """
         is_held = 0 < self._held_count == self._working_count
         is_busy = self._open_count > 0 and not is_held and not self.cancelled.is_set()
         if is_busy and self._busy_since is None:
@@ -335,7 +266,7 @@ class ChunkQueue:
             self._busy_since = None
 
     def add(self, chunks: Sequence[tuple[int, int]]) -> None:
-        """Queue chunks that the receiver has requested, as ranges (index of the first chunk, number of chunks)."""
+        """Queue requested chunks, as ranges (index of the first chunk, number of chunks)."""
         with self._changed:
             for first, count in chunks:
                 self._left.extend(range(first, first + count))
@@ -344,23 +275,20 @@ class ChunkQueue:
             self._changed.notify_all()
 
     def complete(self) -> None:
-        """Record that the receiver requests no further chunks in this transfer."""
+        """Record that the receiver requests no further chunks."""
         with self._changed:
             self._is_complete = True
             self._changed.notify_all()
 
     def cancel(self) -> None:
-        """Stop sending the requested chunks, so that `next` returns no further chunk.
-
-        Threads may still finish their current chunks. This time does not count for the measured rate.
-        """
+        """Make `next` return no further chunk. Threads may still finish their current chunks, without counted time."""
         with self._changed:
             self.cancelled.set()
             self._turn()
         self.complete()
 
     def next(self) -> int | None:
-        """Return the next chunk to send; wait for a chunk if necessary. None means that no more chunks follow."""
+        """Wait for the next chunk to send, and return it. None means that no more chunks follow."""
         with self._changed:
             while not self._left and not self._is_complete:
                 self._changed.wait()
@@ -372,7 +300,7 @@ class ChunkQueue:
 
     @contextlib.contextmanager
     def held_back(self) -> Iterator[None]:
-        """Count one stream as delayed while the context is open: it may not send its chunk yet (see `Pacer`)."""
+        """Count one stream as delayed by the pacer while the context is open."""
         self._hold(1)
         try:
             yield
@@ -385,10 +313,7 @@ class ChunkQueue:
             self._turn()
 
     def taken(self, size: int) -> bool:
-        """Record that the kernel has accepted `size` more bytes of the transfer.
-
-        `size` is 0 if the kernel accepted no byte for `PROGRESS_SECONDS`. Return whether a progress report is due.
-        """
+        """Record `size` more accepted bytes, 0 after `PROGRESS_SECONDS` without any. Return whether a report is due."""
         with self._changed:
             self._link.count()
             if not size:
@@ -401,7 +326,7 @@ class ChunkQueue:
             return is_due
 
     def finish(self) -> None:
-        """Record that the kernel has accepted all bytes of a chunk for sending."""
+        """Record that the kernel has accepted all bytes of a chunk."""
         with self._changed:
             self._open_count -= 1
             self._working_count -= 1
@@ -419,34 +344,27 @@ async def send_chunks(
     progress: Callable[[int], None],
     paused: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Send chunks of a shard's payload over all streams of a session.
+    """Send the chunks of `queue`, which may grow, over all streams of a session, until the kernel has accepted them.
 
-    Return when the queue is complete and the kernel has accepted its chunks. A cancelled call returns after all threads
-    have stopped reading `source`. Chunks in flight may be sent for a short time, then their connections are cut.
+    A cancelled call returns after all threads have stopped reading `source`, which must stay mapped. Chunks in flight
+    may be sent for a short time, then their connections are cut. Raises PeerLost if a stream broke.
 
     Args:
         streams: at least one stream.
-        source: the payload; must stay mapped.
+        source: the payload, of which threads read chunks.
         transfer: number of the transfer in `BeginShard`.
-        queue: the chunks that the receiver wants; it may grow during the call.
+        queue: the chunks that the receiver wants.
         payload_bytes: size of the whole payload.
-        pacer: decides when each piece of a chunk is sent. With None, every chunk is sent immediately and in one piece.
-        progress: called on the event loop at most every `PROGRESS_SECONDS`, with the size of the newest piece that the
-            kernel accepted.
+        pacer: decides when each piece of a chunk is sent; None sends every chunk immediately and in one piece.
+        progress: called on the loop at most every `PROGRESS_SECONDS`, with the bytes of the newest accepted piece.
         paused: called on the loop with +1 when a stream begins to wait for its time to send, and with -1 afterwards.
-
-    Raises:
-        PeerLost: a stream broke.
     """
     loop = asyncio.get_running_loop()
     piece_bytes = chunk_bytes(payload_bytes) if pacer is None else pacer.chunk_bytes
     waiting: set[concurrent.futures.Future[None]] = set()
 
     def admit(size: int) -> None:
-        """Block the stream's thread until the pacer permits the next `size` bytes of the chunk.
-
-        If the transfer is cancelled during the wait, the connection is closed, because its chunk stays incomplete.
-        """
+        """Block the stream's thread until the pacer permits the next `size` bytes of the chunk."""
         if pacer is None:
             return
         soon = pacer.book(size)
@@ -502,11 +420,7 @@ async def send_chunks(
 
 
 def send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callable[[int], None]) -> None:
-    """Send a chunk's header and data over a stream without copying them.
-
-    Call `taken` with each number of data bytes that the kernel accepted, and with 0 after `PROGRESS_SECONDS` without an
-    accepted byte.
-    """
+    """Send a chunk without copying it. Call `taken` with accepted data bytes, or 0 after `PROGRESS_SECONDS`."""
     sent = -len(header)
     while sent < data.nbytes:
         try:
@@ -524,14 +438,8 @@ def send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callab
 class IncomingShard:
     """Tracks one incoming transfer: which chunks are missing, and which chunks threads are writing.
 
-    A thread claims a chunk before it writes the chunk into the slot, and releases the claim afterwards. The creator of
-    the object waits for the chunks and closes the object.
-
-    Args:
-        target: the slot that was granted for this content.
-        transfer: number of the transfer in `BeginShard`.
-        payload_bytes: size of the payload.
-        on_land: called in a stream's thread with each complete chunk's index, and whether the chunk is intact.
+    A thread claims a chunk, writes it into the slot, and lands it. The creator waits for the chunks and closes the
+    object. `on_land` is called in a stream's thread with a complete chunk's index, and whether it is intact.
     """
 
     target: Payload
@@ -542,41 +450,32 @@ class IncomingShard:
 
     def __post_init__(self) -> None:
         self.chunk_digests = b""
-        """Expected digests of the chunks that the sender has announced, from the first chunk on."""
+        """Announced digests of the chunks, from the first chunk on."""
         self.missing: set[int] = set()
         """Chunks that this node wants and has not verified yet."""
         self.damaged: set[int] = set()
         """Chunks of `missing` that arrived with a wrong digest."""
         self.landed_count = 0
         self.come_bytes = 0
-        """Received bytes of all claimed chunks, including incomplete and unverified chunks."""
         self._lock = threading.Lock()
         self._claimed: set[int] = set()
         self._is_closed = False
         self._index: range | None = None
         self._tell: Callable[[int], None] = lambda _: None
         self._notified_count = 0
-        """Number of chunks in the verified prefix that was last reported to `notify`."""
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
 
     def name(self, chunk_digests: bytes, missing: Iterable[int]) -> None:
-        """Add chunks that the sender has announced. Called on the event loop.
-
-        `chunk_digests` are their digests, and `missing` are the indices of the chunks that this node lacks.
-        """
+        """Add digests of announced chunks, and the indices of the missing ones. Called on the event loop."""
         with self._lock:
             self.chunk_digests += chunk_digests
             self.missing.update(missing)
 
     def follow(self, index: range, notify: Callable[[int], None]) -> None:
-        """Call `notify` once the chunks of `index` are verified, and whenever the verified prefix grows.
+        """Call `notify` on the loop with the verified prefix in bytes, once it contains `index`, and as it grows.
 
-        Called on the loop after all digests are announced, and the payload's digest has been verified against them.
-
-        Args:
-            index: chunks that must be verified before the first call.
-            notify: receives the number of verified bytes at the start of the payload; called on the loop.
+        Called on the loop after all announced digests match the payload's digest.
         """
         self._index, self._tell = index, notify
         self._look()
@@ -595,29 +494,17 @@ class IncomingShard:
             self._tell(chunk_range(count - 1, self.payload_bytes)[1] if count else 0)
 
     def again(self) -> Ranges:
-        """Return the chunks that arrived with a wrong digest, and clear the list. The caller requests the chunks again.
-
-        Called on the event loop.
-        """
+        """Return the chunks that arrived with a wrong digest and must be requested again. Called on the event loop."""
         with self._lock:
             damaged = ranges(self.damaged)
             self.damaged.clear()
         return damaged
 
     def claim(self, index: int, size: int) -> memoryview | None:
-        """Reserve a chunk's memory for the calling thread. Return None for a chunk that this node already has.
+        """Reserve a missing chunk's memory for the calling thread; otherwise None. Thread-safe.
 
-        Thread-safe.
-
-        Args:
-            index: index of the chunk in the payload.
-            size: announced bytes.
-
-        Returns:
-            The chunk's memory in the slot. The caller must call `land` afterwards, even after an error.
-
-        Raises:
-            MalformedMessage: the payload has no such chunk.
+        The thread must call `land` afterwards, even after an error. Raises MalformedMessage if the payload has no chunk
+        `index` of `size` bytes.
         """
         start, stop = chunk_range(index, self.payload_bytes)
         if start >= stop or size != stop - start:
@@ -637,17 +524,10 @@ class IncomingShard:
             self.come_bytes += size
 
     def land(self, index: int, data: memoryview, *, is_whole: bool) -> None:
-        """Verify a received chunk that this thread has reserved with `claim`, and end the reservation. Thread-safe.
-
-        The thread that has received the chunk calls this immediately, while the bytes are in the processor's cache.
-
-        Args:
-            index: index of the chunk, as passed to `claim`.
-            data: the result of `claim`; released here.
-            is_whole: True if the whole chunk was received.
-        """
+        """Verify a received chunk, and end its reservation by `claim`. Releases `data`. Thread-safe."""
         is_good = False
         try:
+            # Called at once, while the bytes are in the processor's cache.
             is_good = is_whole and self._is_intact(index, data) and self._keep(index, data)
         finally:  # `close` waits for the release, so it must happen even after an error.
             self._release(data)
@@ -670,25 +550,16 @@ class IncomingShard:
         return digest(data) == chunk_digest(self.chunk_digests, index)
 
     def _keep(self, index: int, data: memoryview) -> bool:  # noqa: ARG002
-        """Keep a verified chunk. Return True if the shard or share then contains the chunk.
-
-        Here the stream has received the chunk directly into the slot. `IncomingParts` overrides the method.
-        """
+        """Keep a verified chunk, and return whether the target then contains it."""
         return True
 
     def _release(self, data: memoryview) -> None:
         data.release()
 
     async def settled(self, silence_seconds: float | None) -> None:
-        """Wait until every missing chunk has arrived, and every intact chunk was reported to `notify`.
+        """Wait until every missing chunk has arrived, damaged or not, and intact chunks were reported.
 
-        A damaged chunk counts as arrived.
-
-        Args:
-            silence_seconds: maximum time without any received byte; None means no limit.
-
-        Raises:
-            PeerLost: no byte was received for `silence_seconds`.
+        Raises PeerLost after `silence_seconds` without a byte; None means no limit.
         """
         # Damaged chunks stay in `missing`, because they must be requested again.
         while len(self.missing) > len(self.damaged):
@@ -703,15 +574,15 @@ class IncomingShard:
         self._look()
 
     def shut(self) -> bool:
-        """Stop all threads from receiving further chunks. Return True if no thread is receiving a chunk at present."""
+        """Accept no further chunks. Return True if no thread is receiving a chunk at present."""
         with self._lock:
             self._is_closed = True
             return not self._claimed
 
     async def close(self) -> None:
-        """Stop receiving further chunks, and wait until the chunks that threads are receiving have arrived or failed.
+        """Accept no further chunks, and wait for those that arrive.
 
-        The caller must first cut streams that may stay silent for ever.
+        The caller must first cut streams that may stay silent.
         """
         while True:
             self._event.clear()
@@ -721,10 +592,7 @@ class IncomingShard:
 
 
 class Scratch:
-    """Buffers for received chunks that are not written into a slot, for example because they are combined by XOR.
-
-    Threads of streams reuse these buffers.
-    """
+    """Reused buffers for received chunks that are not written into a slot."""
 
     def __init__(self) -> None:
         self._free: list[bytearray] = []
@@ -749,20 +617,10 @@ class Scratch:
 
 
 class IncomingParts(IncomingShard):
-    """Tracks an incoming transfer whose chunks are combined (XOR) with a share's or shard's bytes.
-
-    A chunk is verified in a buffer before it is combined, because damaged bytes would spoil the share or shard.
-    """
+    """Tracks a transfer whose chunks are verified in a buffer, then combined with a share's or shard's bytes."""
 
     def __init__(self, keep: Callable[[int, memoryview], bool], *, transfer: int, payload_bytes: int) -> None:
-        """Create the object for one incoming transfer.
-
-        Args:
-            keep: combines a verified chunk with the caller's bytes by XOR, and returns whether it did. Called by
-                threads, once per chunk.
-            transfer: number of the transfer in `BeginShard`.
-            payload_bytes: size of the payload.
-        """
+        """`keep` combines a verified chunk with the caller's bytes and returns whether it did; called by threads."""
         self._scratch = Scratch()
         super().__init__(self._scratch, transfer=transfer, payload_bytes=payload_bytes)
         self._combine = keep
@@ -775,10 +633,7 @@ class IncomingParts(IncomingShard):
 
 
 class IncomingPieces(IncomingParts):
-    """Tracks an incoming transfer of chunks without digests.
-
-    The function `keep` copies the chunks, and the load of the shard verifies them later.
-    """
+    """Tracks an incoming transfer of chunks without digests. The load of the shard verifies them later."""
 
     def _is_intact(self, index: int, data: memoryview) -> bool:  # noqa: ARG002
         return True
@@ -789,18 +644,10 @@ class Receiver:
 
     def __init__(self) -> None:
         self.current: IncomingShard | None = None
-        """The running transfer. Set on the loop and read by threads; a closed transfer accepts no chunk."""
+        """Set on the loop and read by threads; a closed transfer accepts no chunk."""
 
     def receive(self, line: socket.socket) -> None:
-        """Receive chunks from a stream until it ends. The thread of a receiving stream runs this method.
-
-        Args:
-            line: socket of the stream, blocking.
-
-        Raises:
-            OSError: the connection broke.
-            MalformedMessage: the peer sent an invalid chunk.
-        """
+        """Receive chunks from a blocking socket to its end. Raises MalformedMessage, and OSError if it breaks."""
         header = bytearray(CHUNK_HEADER.size)
         while _receive_all(line, memoryview(header)):
             transfer, index, size = CHUNK_HEADER.unpack(header)
@@ -820,19 +667,7 @@ class Receiver:
 
 
 def _receive_all(line: socket.socket, view: memoryview, come: Callable[[int], None] = lambda _: None) -> bool:
-    """Fill `view` from a socket.
-
-    Args:
-        line: a blocking socket, optionally with a timeout.
-        view: uint8[n].
-        come: called with the number of received bytes after each read.
-
-    Returns:
-        False if the other side closed the connection before the first byte.
-
-    Raises:
-        OSError: the connection broke, or ended within the data.
-    """
+    """Fill `view` from a blocking socket; return False if the other side closed it before the first byte."""
     filled = 0
     while filled < view.nbytes:
         try:

@@ -1,14 +1,8 @@
 """Sessions over TCP (`everstep.protocol.peer_messages` shows the handshake).
 
-A session is an authenticated connection for messages, served on the agent's event loop. A stream (a connection for
-chunks) begins as a session. After the handshake, `detach` returns its socket for use in a thread (`streams`). If the
-generation requires TLS, the TLS handshake comes first.
-
-Invariant: a peer can send only the handshake until it has proved that it holds the generation's key. The length of
-every frame is checked before its body is read.
-
-The module has more than 500 lines. It stays one module, because both ends of the handshake and the session share limits
-and framing.
+A stream begins as a session. After the handshake, `detach` returns its socket for use in a thread. Invariant: a peer
+can send only the handshake until it has proved that it holds the generation's key. The length of every frame is checked
+before its body is read.
 """
 
 from __future__ import annotations
@@ -54,21 +48,14 @@ HANDSHAKE_SECONDS = 5.0
 MAX_SESSIONS = 4096
 """Maximum connections of a listener. Further connections are closed unread."""
 MAX_UNPROVEN = 256
-"""Maximum number of sessions whose handshake is not complete.
-
-Beyond this number, each new session evicts an unfinished one: the oldest session of the address that has the most
-unfinished sessions. A flood from one address therefore evicts only sessions of this address.
-"""
+"""Maximum number of sessions whose handshake is not complete. Beyond it, each new session evicts an unfinished one."""
 MAX_HANDSHAKE_BYTES = 12 * 1024
 """Maximum message size before both sides are authenticated. Earlier agents offer RDMA in 8 KiB."""
 ACCEPT_RETRY_SECONDS = 1.0
 READ_AHEAD_BYTES = 4096
 """Bytes per read call. Most messages are smaller, so one read often returns several messages."""
 CANCELLED_SECONDS = 0.05
-"""Seconds for which the session continues to send a message after its sender was cancelled.
-
-Then the session closes the connection.
-"""
+"""Seconds in which a cancelled sender's message may still be sent, before the connection is closed."""
 
 
 class TcpSession:
@@ -81,24 +68,18 @@ class TcpSession:
         self._sending = asyncio.Lock()
         self._is_closed = False
         self._sent_count = 0
-        """Number of messages with a digest that this side has sent."""
         self._received_count = 0
         self._inbox = bytearray()
-        """Received bytes of messages that `receive` has not returned yet."""
+        # The bytes after the handshake may belong to a stream, so the handshake must not read ahead.
         self._ahead: memoryview | None = None
-        """Read buffer that may hold several messages; None during the handshake.
-
-        The bytes after the handshake may belong to a stream, so the handshake must not read ahead.
-        """
+        """Read buffer that may hold several messages; None during the handshake."""
         self._limit = MAX_HANDSHAKE_BYTES
         self._missing = 0
-        """Number of bytes that the awaited message still lacks."""
         self._arrival: asyncio.Future[None] | None = None
-        """Future that completes when bytes arrive; None while no caller waits."""
+        """Completes when bytes arrive; None while no caller waits."""
         self._is_watched = False
-        """True while the loop watches the socket for incoming bytes."""
         self._outlet: asyncio.Future[None] | None = None
-        """Future that completes when the kernel accepts bytes; None while no caller waits."""
+        """Completes when the kernel accepts bytes; None while no caller waits."""
         self.opened = opened
         self.peer = peer
         self.addresses: tuple[tuple[str, int], ...] = ()
@@ -109,16 +90,7 @@ class TcpSession:
         return self.line.peer_names() if isinstance(self.line, TlsSocket) else None
 
     async def encrypt(self, context: ssl.SSLContext, *, is_server: bool) -> None:
-        """Make the TLS handshake. Called before the first message, at most once.
-
-        Args:
-            context: context of `PeerIdentity` for this side.
-            is_server: True on the listening side.
-
-        Raises:
-            PeerLost: the connection is lost.
-            PeerRefused: the peer has no valid certificate of this fleet, or sent no TLS.
-        """
+        """Make the TLS handshake, once and before the first message. Raises PeerLost and PeerRefused."""
         if self._is_closed:
             raise PeerLost(f"the connection to {self.peer} is closed")
         try:
@@ -136,10 +108,7 @@ class TcpSession:
             raise PeerLost(f"the connection to {self.peer} is lost: {error}") from error
 
     async def begins_tls(self) -> bool:
-        """Return whether the peer's first byte begins a TLS handshake. The byte can still be read afterwards.
-
-        Raises PeerLost if the connection is lost.
-        """
+        """Return whether the peer's first byte, which stays unread, begins a TLS handshake. Raises PeerLost."""
         while True:
             try:
                 return self.line.recv(1, socket.MSG_PEEK) == FIRST_BYTE
@@ -169,10 +138,7 @@ class TcpSession:
                 self._loop.remove_writer(self.line)
 
     async def send(self, *messages: Message) -> None:
-        """Send messages (see `Session`).
-
-        Even if the caller is cancelled, each message is sent completely, or the connection is cut.
-        """
+        """Send messages. Even if the caller is cancelled, each is sent completely, or the connection is cut."""
         async with self._sending:
             data = b"".join(map(frame if self._ahead is None else self._checked_frame, messages))
             data = data[self._send_now(data) :]
@@ -194,10 +160,7 @@ class TcpSession:
         await asyncio.gather(work, return_exceptions=True)
 
     def _send_now(self, data: bytes) -> int:
-        """Send without waiting, and return the number of bytes that the kernel accepted.
-
-        Usually the kernel accepts all bytes, which saves an iteration of the event loop.
-        """
+        """Send without waiting, and return the number of bytes that the kernel accepted: usually all."""
         if self._is_closed:
             raise PeerLost(f"the connection to {self.peer} is closed")
         try:
@@ -223,7 +186,6 @@ class TcpSession:
             raise PeerLost(f"the connection to {self.peer} is lost: {error}") from error
 
     async def receive(self) -> Message:
-        """Return the next message of the other side (see `Session`)."""
         try:
             while (missing := self._frame_bytes() - len(self._inbox)) > 0:
                 await self._read(missing)
@@ -239,7 +201,6 @@ class TcpSession:
         return message
 
     def _checked_frame(self, message: Message) -> bytes:
-        """Return the bytes of a message after the handshake: length, digest, message."""
         data = encode(message)
         checked = self._digest(self._sent_count, data)
         self._sent_count += 1
@@ -257,12 +218,8 @@ class TcpSession:
         return digest(self.opened.nonce + number.to_bytes(8, "big") + data)
 
     def read_ahead(self) -> None:
-        """Begin to read several messages per system call, and to exchange digests with the other side.
-
-        From now on, both sides send a digest before each message. The digest covers the session, the message's number
-        and the message, because TCP's checksum has only 16 bits. Called after the handshake, unless the session becomes
-        a stream (a connection for chunks).
-        """
+        """Read several messages per system call, and exchange digests. Called after the handshake of messages."""
+        # The digest covers the session and the message's number, because TCP's checksum has only 16 bits.
         self._ahead = memoryview(bytearray(READ_AHEAD_BYTES))
         self._limit = MAX_PEER_MESSAGE_BYTES + DIGEST_BYTES
 
@@ -275,11 +232,6 @@ class TcpSession:
         return LENGTH.size + int(length)
 
     async def _read(self, missing: int) -> None:
-        """Wait until more bytes of the next message have arrived.
-
-        The event loop continues to watch the socket afterwards, because starting and stopping the watch costs more than
-        reading a message.
-        """
         if self._is_closed:
             raise PeerLost(f"the connection to {self.peer} is closed")
         self._missing = missing
@@ -287,6 +239,8 @@ class TcpSession:
         self._come()
         try:
             if not (arrival.done() or self._is_watched):
+                # The loop keeps watching: starting and stopping the watch costs more than reading a
+                # message.
                 self._loop.add_reader(self.line, self._come)
                 self._is_watched = True
             await arrival
@@ -300,10 +254,7 @@ class TcpSession:
                 arrival.exception()  # Retrieve the error, because asyncio logs unretrieved errors.
 
     def _come(self) -> None:
-        """Read the available bytes for the caller that waits in `_read`.
-
-        If no caller waits, the bytes stay in the kernel. When the kernel's buffer is full, the sender must wait.
-        """
+        """Read the available bytes for the caller that waits in `_read`. Without one, the bytes stay in the kernel."""
         arrival = self._arrival
         if arrival is None or arrival.done():
             self._unwatch()
@@ -338,10 +289,7 @@ class TcpSession:
             self._loop.remove_reader(self.line)
 
     def detach(self) -> socket.socket:
-        """Return the blocking socket of a stream after its handshake.
-
-        The session no longer owns the socket, so `close` does not close it.
-        """
+        """Return the blocking socket of a stream after its handshake. The session no longer owns it."""
         assert self._ahead is None, "what was read ahead would be lost"
         self._unwatch()
         self._is_closed = True
@@ -376,20 +324,10 @@ async def dial(
     source: NetworkCard,
     session: bytes = b"",
 ) -> TcpSession:
-    """Open an authenticated session to another agent.
+    """Open an authenticated session to another agent, at the address and port of the plan. The caller closes it.
 
-    Args:
-        credentials: this node's credentials for the generation that both nodes are members of.
-        peer: the node that must answer.
-        address: IPv4 address of the peer, from the plan.
-        port: TCP port of the peer, from the plan.
-        kind: purpose of the session, part of the authenticated handshake.
-        owner_rank: the owner of the shard that a replica session transfers; -1 for other kinds.
-        source: this node's network card, to which the socket is bound.
-        session: for a stream, the nonce of the session that it belongs to.
-
-    Returns:
-        The session, authenticated on both sides; the caller closes it.
+    `kind` is part of the handshake, `owner_rank` is -1 except for replica sessions, `source` is the card to bind to.
+    For a stream, `session` is the nonce of its session.
 
     Raises:
         PeerLost: the peer does not answer within `HANDSHAKE_SECONDS`, the connection broke, or this node has no
@@ -478,24 +416,18 @@ def _nobody(origin: str) -> Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerLimits:
-    """Limits of a node's listener: how many sessions of other agents it accepts, and how long a handshake may take."""
+    """Limits of a node's listener."""
 
     handshake_seconds: float = HANDSHAKE_SECONDS
-    """Maximum seconds that the handshake of a connecting agent may take."""
     session_count: int = MAX_SESSIONS
-    """Maximum number of sessions. Further connections are closed unread."""
     unproven_count: int = MAX_UNPROVEN
-    """Maximum number of sessions whose handshake is not complete (see `MAX_UNPROVEN`)."""
 
 
 LISTENER_LIMITS: Final = ListenerLimits()
 
 
 class PeerListener:
-    """Accepts sessions of the generation to which this node belongs. Rejects and counts all other sessions.
-
-    The agent calls `admit` when it loads a generation, and `revoke` when its work for the generation ends.
-    """
+    """Accepts sessions of the generation to which this node belongs. Rejects and counts all other sessions."""
 
     def __init__(
         self,
@@ -504,23 +436,14 @@ class PeerListener:
         *,
         identity: PeerIdentity | None = None,
     ) -> None:
-        """Create the listener for sessions of other agents; `start` begins to listen.
-
-        Args:
-            node_id: this node.
-            limits: limits of sessions and handshakes.
-            identity: identity with which the listener answers peers that begin TLS; None refuses TLS.
-        """
+        """`identity` answers peers that begin TLS; None refuses TLS."""
         self.node_id = node_id
         self.identity = identity
         self._limits = limits
         self.port = 0
         self.refused_count = 0
         self.promised_run: RunId | None = None
-        """Run that this node last promised to join. It stays set after the end of the run on this node.
-
-        Rejected sessions of this run are not logged as warnings.
-        """
+        """Run that this node last promised to join. Rejected sessions of this run are not logged as warnings."""
         self._listening: list[socket.socket] = []
         self.addresses: tuple[tuple[str, int], ...] = ()
         """Addresses and port at which the listener accepts sessions."""
@@ -531,16 +454,10 @@ class PeerListener:
         """Sessions in their handshake, with their source addresses, oldest first."""
 
     def start(self, address: str, port: int = 0, *, more_cards: Sequence[NetworkCard] = ()) -> None:
-        """Start listening for connections of other agents.
+        """Start listening for connections of other agents; with port 0, the kernel chooses a port. Raises OSError.
 
-        Args:
-            address: the node's address.
-            port: port on that address; with 0, the kernel chooses a port.
-            more_cards: the node's other network cards, for streams. They use the same port, so that one firewall rule
-                covers all cards. A card on which listening fails is skipped.
-
-        Raises:
-            OSError: the address is not this node's, or the port is in use.
+        `more_cards` are for streams. They use the same port, so that one firewall rule covers all cards; a card on
+        which listening fails is skipped.
         """
         self.port = self._listen(NetworkCard(address), port)
         self.addresses = ((address, self.port),)
@@ -568,14 +485,11 @@ class PeerListener:
         self.promised_run = run
 
     def admit(self, credentials: PeerCredentials, serve: Serve) -> None:
-        """Accept sessions of nodes that prove possession of the generation's key, from now on.
-
-        The listener passes each accepted session to `serve`, which handles it until the session ends.
-        """
+        """Accept sessions of nodes that hold the generation's key. `serve` handles each until it ends."""
         self._credentials, self._serve = credentials, serve
 
     async def revoke(self) -> None:
-        """Close every session with other agents, and accept no session until the next call of `admit`."""
+        """Close every session, and accept no session until the next call of `admit`."""
         self._credentials = self._serve = None
         tasks = list(self._sessions)
         for task in tasks:
@@ -583,7 +497,7 @@ class PeerListener:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """Stop listening for connections of other agents, and close every session."""
+        """Stop listening, and close every session."""
         for listener in self._listening:
             self._loop().remove_reader(listener)
             listener.close()
@@ -595,10 +509,7 @@ class PeerListener:
         return asyncio.get_running_loop()
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept every connection of another agent that waits in the kernel's backlog.
-
-        The event loop calls this method directly. In a task, a cancellation could lose a connection.
-        """
+        """Accept the connections in the kernel's backlog. In a task, a cancellation could lose a connection."""
         while True:
             try:
                 line, origin = listener.accept()
@@ -615,6 +526,8 @@ class PeerListener:
                 line.close()
                 continue
             if len(self._unproven) >= self._limits.unproven_count:
+                # Evict the oldest session of the address with the most unfinished ones, so that a flood
+                # from one address evicts only its own.
                 (crowd, _), *_ = Counter(self._unproven.values()).most_common(1)
                 oldest = next(session for session, address in self._unproven.items() if address == crowd)
                 del self._unproven[oldest]

@@ -1,10 +1,7 @@
 """TLS for connections between agents: a socket that behaves like a plain socket.
 
-`TlsSocket` has the interface that sessions and streams use on a plain socket: `send`, `sendmsg`, `recv_into` with
-MSG_WAITALL, SO_SNDTIMEO, SO_RCVTIMEO and `shutdown`. OpenSSL encrypts in the calling thread without the interpreter
-lock.
-
-Invariant: a `TlsSocket` never sends plain bytes, not even after `shutdown`.
+OpenSSL encrypts in the calling thread without the interpreter lock. Invariant: a `TlsSocket` never sends plain bytes,
+not even after `shutdown`.
 """
 
 from __future__ import annotations
@@ -19,34 +16,24 @@ from typing import Any, Final
 from worker.errors import PeerRefused
 
 FIRST_BYTE: Final = b"\x16"
-"""First byte of a TLS connection (RFC 8446, section 5.1).
-
-A connection without TLS begins with a zero byte: the highest byte of the length of its first frame.
-"""
+"""First byte of a TLS connection (RFC 8446, section 5.1). Without TLS, the first byte is zero: part of a length."""
+# OpenSSL accepts all bytes of a call or none, so smaller calls report progress more often on a slow link.
 SEND_BYTES: Final = 64 * 1024
-"""Maximum bytes that one call of `send` encrypts.
-
-OpenSSL accepts all bytes of a call or none, so smaller calls report progress more often on a slow link.
-"""
+"""Maximum bytes that one call of `send` encrypts."""
 KEY_BYTES: Final = 2**38
-"""Bytes that one key may encrypt.
-
-AES-GCM in TLS is safe for 2^24.5 records of 16 KiB, which are 2^38.5 bytes (RFC 8446, section 5.5).
-"""
+"""Bytes that one key may encrypt: AES-GCM is safe for 2^24.5 records of 16 KiB (RFC 8446, section 5.5)."""
 _TIMEVAL = struct.Struct("ll")
 
 
 class TlsSocket(ssl.SSLSocket):
-    """A connected socket with TLS. `TcpSession.encrypt` creates it.
+    """A connected socket with TLS, whose file descriptor never blocks.
 
-    The file descriptor never blocks. After `setblocking(True)`, methods wait as long as SO_SNDTIMEO and SO_RCVTIMEO
-    allow. They then raise BlockingIOError, like a plain socket.
+    After `setblocking(True)`, methods wait as long as SO_SNDTIMEO and SO_RCVTIMEO allow, then raise BlockingIOError.
     """
 
     is_waiting = False
     """True if `send` and `recv_into` wait for the peer, as set by `setblocking`."""
     sent_bytes = 0
-    """Bytes that this side has encrypted."""
 
     @property
     def is_worn(self) -> bool:
@@ -58,13 +45,14 @@ class TlsSocket(ssl.SSLSocket):
         self.is_waiting = flag
 
     def send(self, data: Any, flags: int = 0, /) -> int:
-        """Encrypt and send the first bytes of `data`, and return their number.
+        """Encrypt and send the first bytes of `data`.
 
-        After BlockingIOError, the caller must send the same bytes again: OpenSSL may have sent a part of them.
+        After BlockingIOError, the caller must send the same bytes again.
         """
         with memoryview(data) as whole, whole[:SEND_BYTES] as part:
             while True:
                 try:
+                    # OpenSSL may have sent a part of the bytes before BlockingIOError.
                     count = super().send(part, flags)
                 except (ssl.SSLWantWriteError, ssl.SSLWantReadError) as error:
                     self._wait(select.POLLOUT, socket.SO_SNDTIMEO, error)
@@ -77,11 +65,7 @@ class TlsSocket(ssl.SSLSocket):
         return self.send(next(iter(buffers)))
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0, /) -> int:  # noqa: ARG002
-        """Receive decrypted bytes, as `socket.recv_into` does; `nbytes` is unused.
-
-        With MSG_WAITALL, the call fills the buffer unless a time limit or the end of the connection comes first.
-        BlockingIOError means that the time limit passed before the first byte.
-        """
+        """Receive decrypted bytes. With MSG_WAITALL, a time limit can leave the buffer partly filled."""
         filled = 0
         with memoryview(buffer) as whole:
             while filled < whole.nbytes:
@@ -109,10 +93,7 @@ class TlsSocket(ssl.SSLSocket):
         socket.socket.shutdown(self, how)
 
     def _wait(self, event: int, limit: int, error: ssl.SSLError) -> None:
-        """Wait until the socket can send or receive the bytes that TLS needs, at most for the socket's time limit.
-
-        Raises BlockingIOError if the time limit ends the wait, or immediately if `send` and `recv_into` must not wait.
-        """
+        """Wait until the socket can send or receive what TLS needs, or raise BlockingIOError at its time limit."""
         if self.is_waiting:
             # OpenSSL holds received bytes in its own buffer, where the kernel's blocking calls do not see them.
             seconds, micros = _TIMEVAL.unpack(self.getsockopt(socket.SOL_SOCKET, limit, _TIMEVAL.size))

@@ -1,7 +1,5 @@
 """Transfers one shard from a slot of one node into a slot of another node.
 
-The sender announces the shard and its chunk digests. The receiver requests the chunks that it lacks and verifies each.
-
     sender                                   receiver
     BeginShard                         ───▶  grants a slot, or continues the slot of an interrupted transfer
     ShardDigests(the final chunks)     ───▶  keeps the matching chunks of an interrupted transfer, copies unchanged
@@ -12,14 +10,8 @@ The sender announces the shard and its chunk digests. The receiver requests the 
     EndShard(digest of the payload)    ───▶
                                        ◀───  ShardSealed | ShardRefused
 
-A chunk is final when the rank no longer writes it. For a sealed slot, the sender immediately announces all digests and
-the end of the shard. For a slot that a rank is still writing, the sender announces chunks as they become final.
-
-Invariant: a slot is sealed only after the owner's slot is sealed, and only if every chunk matched the digest that the
-owner announced.
-
-The module has more than 500 lines. It stays one module, because `receive_shard` and `receive_parts` check the same
-messages.
+A chunk is final when the rank no longer writes it. Invariant: a slot is sealed only after the owner's slot is sealed,
+and only if every chunk matched the digest that the owner announced.
 """
 
 from __future__ import annotations
@@ -60,26 +52,15 @@ log = logging.getLogger(__name__)
 MAX_REPEATS = 3
 """Maximum number of repeated requests for damaged chunks. Then the shard is rejected."""
 CLOSE_SECONDS = 1.0
-"""Seconds after the end of a transfer in which partly received chunks may become complete.
-
-Then the streams are closed.
-"""
+"""Seconds after the end of a transfer in which partly received chunks may become complete."""
 
 
 Arrived = Callable[[SlotFile, SlotHeader, int], None]
-"""Receives reports of how much of a shard is verified.
-
-Its arguments are the slot's file, the header with which the slot will be sealed, and the length in bytes of the
-payload's verified prefix. The digests and the payload's index (the list of its tensors) are verified before the first
-call.
-"""
+"""Receives (slot file, header that will seal it, verified prefix in bytes), after digests and index are verified."""
 
 
 class ShardRejected(PeerError):
-    """Raised if a received shard cannot be sealed on this node.
-
-    The transfer was cancelled, or the data does not match its digest.
-    """
+    """Raised if a received shard cannot be sealed on this node."""
 
 
 class ShardDamaged(ShardRejected):
@@ -87,16 +68,7 @@ class ShardDamaged(ShardRejected):
 
 
 def announcement(slot: SlotHeader, *, transfer: int, committed: Step) -> BeginShard:
-    """Return the message with which a sender announces the shard in a slot to the receiver.
-
-    Args:
-        slot: header of the slot, or the header with which it will be sealed.
-        transfer: number of the transfer of this shard, higher than the numbers of all earlier transfers of the session.
-        committed: the newest committed step of the shard, or `NONE`.
-
-    Returns:
-        The message.
-    """
+    """Return the message that announces a slot's shard. `transfer` exceeds all earlier ones of the session."""
     return BeginShard(
         transfer=transfer,
         owner_rank=slot.owner_rank,
@@ -125,34 +97,22 @@ async def send_shard(
     paused: Callable[[int], None] = lambda _: None,
     before_end: Callable[[], Awaitable[Sequence[Message]]] | None = None,
 ) -> ShardSealed | ShardRefused:
-    """Send a slot that is sealed, or that its rank is still writing.
+    """Send a slot that is sealed, or that its rank is still writing. Returns the receiver's final answer.
 
-    The caller must protect the slot's content with `SlotStore.reading` or a pin.
+    The caller must protect the slot's content with `SlotStore.reading` or a pin. After a cancelled call, it must send
+    `CancelShard`.
 
     Args:
         session: session to a node that runs `receive_shard`.
-        streams: streams of the session.
         answers: waits for the receiver's next answer to this transfer, and returns it.
-        file: mapped file of the slot.
         digests: digests of the slot's chunks; they grow until the slot is sealed.
         begin: announcement of the shard, the first message to the receiver.
-        queue: a new queue, which distributes the chunks to the streams. Afterwards it contains the number of sent bytes
-            and the sending time.
-        pacer: decides when each piece of a chunk is sent (see `send_chunks`).
-        progress: called with 0 after each answer of the receiver, and as in `send_chunks` when the kernel accepts
-            bytes.
-        paused: called with +1 when the receiver must wait for the pacer, or for chunks that the rank is still writing,
-            and with -1 when the wait ends.
-        before_end: returns messages to send before the end of the shard, once the slot is sealed. With None, no
-            messages are sent.
+        queue: a new queue, which distributes the chunks to the streams and counts bytes and time.
+        progress: called with 0 after each answer of the receiver, and as in `send_chunks`.
+        paused: as in `send_chunks`, and while the rank still writes the next chunks.
+        before_end: returns messages to send before the end of the shard, once the slot is sealed.
 
-    Returns:
-        The receiver's final answer. If the call is cancelled because the slot was reused for another step or its
-        capture was abandoned, the caller must send `CancelShard`.
-
-    Raises:
-        PeerLost: the connection is lost.
-        MalformedMessage: the receiver requested chunks that were not announced.
+    Raises PeerLost, and MalformedMessage if the receiver requested chunks that were not announced.
     """
     outcome: list[ShardSealed | ShardRefused] = []
     is_wanted = asyncio.Event()
@@ -160,10 +120,7 @@ async def send_shard(
     is_ended = False
 
     async def news() -> list[Message]:
-        """Return messages with the digests of the chunks that the rank has finished since the last call.
-
-        Once the slot is sealed, the messages include `EndShard`.
-        """
+        """Return the digests of newly finished chunks, and `EndShard` once the slot is sealed."""
         nonlocal named_count, is_ended
         found: list[Message] = []
         if digests.known_count > named_count:
@@ -219,10 +176,7 @@ async def send_shard(
 
 
 async def _wait(digests: ChunkDigests, seen: int, paused: Callable[[int], None]) -> None:
-    """Wait until the rank has finished further chunks of the capture.
-
-    `paused` receives +1 before the wait and -1 after it, because the receiver must not count as silent meanwhile.
-    """
+    """Wait until the rank has finished further chunks. Meanwhile, the receiver must not count as silent."""
     paused(1)
     try:
         await digests.changed.wait(seen)
@@ -243,24 +197,17 @@ async def receive_shard(
     silence_seconds: float | None,
     arrived: Arrived | None = None,
 ) -> bytes:
-    """Receive one shard into a slot and seal it.
+    """Receive one shard into a slot, seal it, and return the digest of its payload.
 
     Args:
         session: session to a node that runs `send_shard`; `begin` was its last message.
-        streams: streams of the session; their threads run `receiver.receive`.
-        receiver: receiver of these streams.
+        receiver: receiver of the streams, whose threads run `receiver.receive`.
         begin: the sender's announcement of the shard, not checked yet.
         next_message: returns the sender's next message about this transfer.
-        store: this node's slots.
         keep: contents of this shard that must not be overwritten.
         slot_count: maximum slots of this shard on this node.
-        silence_seconds: maximum time without any data. None means no limit: the sender paces itself, and the kernel
-            detects dead connections.
-        arrived: called on the loop as chunks are verified. If given, the payload's index (the list of its tensors) is
-            requested first. The first call happens after the announced digests match the payload's digest.
-
-    Returns:
-        The digest of the sealed payload.
+        silence_seconds: maximum time without data; None if the sender paces itself and the kernel detects its death.
+        arrived: called on the loop as chunks are verified. If given, the payload's index is requested first.
 
     Raises:
         ShardRejected: the shard was not sealed; the session can continue.
@@ -306,19 +253,10 @@ async def receive_parts(
     *,
     silence_seconds: float | None,
 ) -> None:
-    """Receive some chunks of an announced shard, and combine each (XOR) with a share or a rebuilt shard on arrival.
+    """Receive the chunks `wanted` of an announced shard, and combine each on arrival (see `receive_shard`).
 
-    Args:
-        session: session to a node that runs `send_shard`.
-        streams: streams of the session; their threads run `receiver.receive`.
-        receiver: receiver of these streams.
-        incoming: the transfer, with the digests from `announced_digests`.
-        wanted: indices of chunks that the sender has announced.
-        silence_seconds: maximum time without any data; None means no limit.
-
-    Raises:
-        ShardDamaged: a chunk does not match its digest after all repeats.
-        PeerLost: the connection broke.
+    `incoming` has the digests from `announced_digests`. Raises PeerLost, and ShardDamaged for a chunk that does not
+    match its digest after all repeats.
     """
     incoming.missing.update(wanted)
     receiver.current = incoming
@@ -338,19 +276,9 @@ async def announced_digests(
     *,
     silence_seconds: float | None,
 ) -> tuple[bytes, bytes]:
-    """Receive the digests of all chunks of a sealed shard.
+    """Receive the digests of all chunks of a sealed shard. Returns them, and the digest of the shard.
 
-    Args:
-        begin: the sender's announcement of the shard, not checked yet.
-        next_message: returns the sender's next message about this transfer.
-        silence_seconds: maximum time without a message; None means no limit.
-
-    Returns:
-        The digests of the chunks, in order, and the digest of the shard, which is computed from them.
-
-    Raises:
-        MalformedMessage: the sender's messages contradict each other; the connection must be closed.
-        PeerLost: the sender sent no message in time.
+    Raises MalformedMessage for contradicting messages, and PeerLost after `silence_seconds` (None: no limit).
     """
     _check(begin)
     digests = b""
@@ -380,7 +308,6 @@ async def _take(
     *,
     is_followed: bool,
 ) -> None:
-    """Request the missing chunks of each range that the sender announces, until it announces the end of the shard."""
     while True:
         message = await _next(next_message, silence_seconds)
         known = len(incoming.chunk_digests) // DIGEST_BYTES
@@ -413,10 +340,7 @@ async def _next(
 
 
 def _check_digests(begin: BeginShard, message: ShardDigests, known: int) -> int:
-    """Check a message with digests of further chunks, and return the number of these digests.
-
-    `known` is the number of digests in earlier messages.
-    """
+    """Check a message with digests after the first `known` ones, and return the number of its digests."""
     count = chunk_count(begin.payload_bytes)
     named, rest = divmod(len(message.chunk_digests), DIGEST_BYTES)
     if message.first != known or rest or not 0 < named <= count - known:
@@ -446,10 +370,6 @@ async def _mend(session: Session, incoming: IncomingShard, silence_seconds: floa
 
 
 async def _close(incoming: IncomingShard, streams: Streams, slot: Slot) -> None:
-    """End a transfer: accept no more chunks, and wait for partly received chunks.
-
-    The slot keeps the list of verified chunks, so that the next attempt does not request them again.
-    """
     try:
         if not incoming.shut():
             await finish(_under_way(incoming, streams))
@@ -513,7 +433,7 @@ def _copy(target: memoryview, source: memoryview) -> None:
 
 
 def _index_chunks(begin: BeginShard) -> tuple[int, int]:
-    """Return (first, end) of the range of chunks that contain the payload's index, the list of its tensors."""
+    """Return (first, end) of the range of chunks that contain the payload's index."""
     size = chunk_bytes(begin.payload_bytes)
     return begin.index_offset // size, -(-(begin.index_offset + begin.index_bytes) // size)
 

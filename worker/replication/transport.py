@@ -1,4 +1,4 @@
-"""Network interfaces for replication: authenticated sessions for messages, and their streams for the chunks of shards.
+"""Network interfaces for replication: sessions for messages, and their streams for chunks.
 
 Invariant: a `Session` exists only after the other side has proved, for this session, that it holds the generation's
 key.
@@ -28,7 +28,7 @@ class PeerCredentials:
     silence_seconds: float
     """Seconds without a packet of the peer's kernel after which a connection counts as lost (`worker.node.sockets`)."""
     identity: PeerIdentity | None = None
-    """Identity with which this node encrypts the generation's connections; None leaves them plain."""
+    """Encrypts the generation's connections; None leaves them plain."""
 
     def __repr__(self) -> str:
         return f"Credentials(run={self.run}, generation={self.generation}, node_id={self.node_id})"
@@ -44,25 +44,10 @@ class Session(Protocol):
     """The listener's addresses, one per network card; empty in the listener's own session object."""
 
     async def send(self, *messages: Message) -> None:
-        """Send messages in one write, so that the other side wakes up once.
-
-        Args:
-            *messages: at most `MAX_PEER_MESSAGE_BYTES` each when encoded; the other side rejects longer messages.
-
-        Raises:
-            PeerLost: the connection is lost.
-        """
+        """Send messages of at most `MAX_PEER_MESSAGE_BYTES` each in one write. Raises PeerLost."""
 
     async def receive(self) -> Message:
-        """Return the next message.
-
-        Returns:
-            A message of the union `PeerMessage`.
-
-        Raises:
-            PeerLost: the connection is lost.
-            ProtocolError: the other side sent no valid message; the connection is closed.
-        """
+        """Return the next message of the union `PeerMessage`. Raises PeerLost, or ProtocolError for an invalid one."""
 
     def close(self) -> None:
         """Close the connection immediately. Further calls change nothing."""
@@ -72,25 +57,10 @@ class Dialler(Protocol):
     """Opens connections to one peer, in one generation."""
 
     async def session(self) -> Session:
-        """Open a session, a connection for messages, to the peer of this dialler.
-
-        Returns:
-            The session, authenticated on both sides; the caller closes it.
-
-        Raises:
-            PeerError: the peer does not answer, or another node answers.
-        """
+        """Open a session, which the caller closes. Raises PeerError if the peer does not answer."""
 
     async def stream(self, session: Session, number: int) -> socket.socket:
-        """Open a stream of a session: a further connection, which carries the chunks of shards.
+        """Open a stream of a session of this dialler: a connected, authenticated, blocking socket.
 
-        Args:
-            session: a session that this dialler opened.
-            number: number of the stream, from 0; it selects the network cards on both nodes.
-
-        Returns:
-            A connected, blocking socket, authenticated on both sides.
-
-        Raises:
-            PeerError: the peer does not answer, or another node answers.
+        `number`, from 0, selects the network cards on both nodes. Raises PeerError if the peer does not answer.
         """

@@ -1,7 +1,4 @@
-"""Entry point of the shim: `python -P -m worker.ranks.shim --socket PATH --state-dir DIR`.
-
-The shim starts its template process with the same module and the option `--template-fd`.
-"""
+"""Entry point of the shim and, with `--template-fd`, of its template: `python -P -m worker.ranks.shim …`."""
 
 from __future__ import annotations
 
@@ -16,11 +13,7 @@ from everstep.host.log_records import TextFormatter
 
 
 def main() -> None:
-    """Run the shim or, with `--template-fd`, the template: the process from which the shim forks ranks.
-
-    Raises:
-        SystemExit: always, when the shim or the template has finished.
-    """
+    """Run the shim or the template. Always raises SystemExit at its end."""
     parser = argparse.ArgumentParser(prog="python -P -m worker.ranks.shim", description="Parent of a node's ranks.")
     parser.add_argument("--socket", type=Path, help="path of the Unix socket on which the agent connects")
     parser.add_argument("--state-dir", type=Path, help="existing directory in which the shim records its ranks")

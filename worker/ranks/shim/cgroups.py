@@ -2,14 +2,9 @@
 
     <own cgroup>/everstep-<uid>-<node>/<run>.<generation>
 
-A process can leave its process group, its session and its parent, but it stays in its cgroup unless a process moves it.
 cgroup v2 is used if it is mounted and writable (root, or `Delegate=yes` in a systemd unit), otherwise the freezer of
-cgroup v1. `RankCgroups.impose` limits each cgroup's memory and processes. This needs cgroup v2, and its controllers
-`memory` and `pids` in the shim's own cgroup. The shim then moves to `<own cgroup>/everstep-<uid>-<node>-shim`, because
-a cgroup that passes controllers on to other cgroups must contain no process.
-
-Invariant: this module kills processes only in cgroups of ranks that it has created, and removes no other cgroups. The
-shim's own process is in none of these cgroups.
+cgroup v1. Limits need cgroup v2 with the controllers `memory` and `pids`. Invariant: this module kills processes only
+in cgroups of ranks that it has created, and removes no other cgroups.
 """
 
 from __future__ import annotations
@@ -31,15 +26,14 @@ _JOIN_ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """Limits for all ranks of a job on this node together. With None, only the node's own limits apply."""
+    """Limits for all ranks of a job on this node together; None leaves the node's own limits."""
 
     memory_bytes: int | None = None
     """Maximum bytes of the ranks' memory and of the files that they fill in memory."""
     task_count: int | None = None
-    """Maximum number of processes and threads."""
 
     def files(self) -> dict[str, dict[str, str]]:
-        """Return the content of the files that set the limits, by the controller that has the files."""
+        """Return the content of the files that set the limits, by controller and file name."""
         memory = {"memory.max": str(self.memory_bytes), _SWAP: "0"}
         tasks = {"pids.max": str(self.task_count)}
         return {
@@ -58,32 +52,15 @@ def write_existing(path: Path, content: str) -> None:
 
 
 class RankCgroups:
-    """The cgroups of one node's ranks, one per generation.
-
-    The shim creates them. The agent finds a cgroup by the path in the rank's record.
-
-    Args:
-        folder: the node's cgroup, which contains those of the generations.
-        write: writes to a file of the kernel; replaced in tests.
-    """
+    """The cgroups of one node's ranks, below `folder`. Tests replace `write`."""
 
     def __init__(self, folder: Path, write: Callable[[Path, str], None] = write_existing) -> None:
         self.folder = folder
         self._write = write
         self._files: dict[str, str] = {}
-        """Content of the files that limit each new cgroup, by file name."""
 
     def impose(self, limits: JobLimits) -> str:
-        """Limit each cgroup that is created from now on.
-
-        The shim calls this once at its start. It may move the calling process to another cgroup.
-
-        Args:
-            limits: the limits of each generation's cgroup.
-
-        Returns:
-            The reason why the kernel cannot impose the limits; empty if it imposes them.
-        """
+        """Limit later cgroups, and return why the kernel cannot. The process itself may move to another cgroup."""
         wanted, parent = limits.files(), self.folder.parent
         if not wanted:
             return ""
@@ -115,25 +92,13 @@ class RankCgroups:
         return ""
 
     def _leave(self, parent: Path) -> None:
-        """Move the shim's process to a cgroup next to the folder with the ranks' cgroups."""
+        """Move the shim out of the parent: a cgroup that passes controllers on must contain no process."""
         own = parent / f"{self.folder.name}-shim"
         own.mkdir(exist_ok=True)
         self._write(own / "cgroup.procs", str(os.getpid()))
 
     def join(self, run: RunId, generation: Generation, pid: int) -> str:
-        """Move a process into the cgroup of its generation.
-
-        Args:
-            run: the rank's run.
-            generation: the rank's generation.
-            pid: the rank's process, which has not begun to run the script and has no children.
-
-        Returns:
-            The cgroup's path.
-
-        Raises:
-            OSError: the kernel refuses.
-        """
+        """Move a process without children into the cgroup of its generation, and return its path. Raises OSError."""
         path = self.folder / f"{run}.{generation}"
         for attempt in range(_JOIN_ATTEMPTS):
             path.mkdir(parents=True, exist_ok=True)
@@ -158,15 +123,7 @@ class RankCgroups:
 
 
 def find(name: str, proc: Path = Path("/proc")) -> tuple[RankCgroups | None, str]:
-    """Find a cgroup folder of the kernel in which this process may create cgroups.
-
-    Args:
-        name: name of the node's folder; unique on this machine.
-        proc: mount point of procfs; replaced in tests.
-
-    Returns:
-        (the node's cgroups or None, the folder's path or the reason for None). The second value is for the log.
-    """
+    """Return (cgroups below a folder `name` that this process can use or None, its path or the reason for None)."""
     refusals = []
     for version, parent in own_cgroups(proc):
         folder = parent / name
@@ -183,10 +140,7 @@ def find(name: str, proc: Path = Path("/proc")) -> tuple[RankCgroups | None, str
 
 
 def pids(path: str) -> set[int]:
-    """Return the pids of the processes in a cgroup; empty if the cgroup was removed.
-
-    Zombies are not listed.
-    """
+    """Return the pids in a cgroup, without zombies; empty if the cgroup was removed."""
     try:
         return {int(line) for line in Path(path, "cgroup.procs").read_text().split()}
     except (FileNotFoundError, OSError) as error:
@@ -197,10 +151,7 @@ def pids(path: str) -> set[int]:
 
 
 def kill(path: str) -> None:
-    """Send SIGKILL to all processes in a cgroup and return immediately.
-
-    To make sure that all processes have ended, a caller polls `pids` and repeats `kill` until `pids` is empty.
-    """
+    """Send SIGKILL to all processes in a cgroup, without a wait. Repeat the call until `pids` is empty."""
     folder = Path(path)
     try:
         (folder / "cgroup.kill").write_text("1") if (folder / "cgroup.kill").exists() else _kill_frozen(folder)
@@ -223,10 +174,7 @@ def remove(path: str) -> bool:
 
 
 def _kill_frozen(folder: Path) -> None:
-    """Kill all processes of a cgroup on cgroup v1 and on kernels before 5.14.
-
-    A freezer, if available, prevents forks during the kill. The processes end when they are thawed.
-    """
+    """Kill all processes of a cgroup on cgroup v1 and on kernels before 5.14. A freezer prevents forks meanwhile."""
     state = folder / "freezer.state"
     freezes = state.exists()
     if freezes:

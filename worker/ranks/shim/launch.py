@@ -1,10 +1,8 @@
 """Starts a rank inside its new process: from the fork to the first line of the user's script.
 
-A cold rank execs `python -u script`, or `python -u -m module`. A warm rank is a fork of the template process and runs
-the script without an exec. In both cases, the script sees the same `__main__`, `sys.argv`, `sys.path`, stdio, signals,
-exit codes, `atexit` and open files at exit.
-
-Invariant: no function here returns into the loop of the shim or the template; the rank's process ends here.
+The script sees the same `__main__`, `sys.argv`, `sys.path`, stdio, signals, exit codes, `atexit` and open files in a
+cold rank (an exec) and in a warm rank (a fork of the template). Invariant: no function here returns into the loop of
+the shim or the template; the rank's process ends here.
 """
 
 from __future__ import annotations
@@ -35,27 +33,14 @@ _STALE_PREFIXES = (
     "TORCH_DEVICE_BACKEND_AUTOLOAD", "TORCH_COMPILE_",
     "TORCHDYNAMO_", "TORCHINDUCTOR_", "PYTORCH_", "DS_ACCELERATOR",
 )  # fmt: skip
+# `become` sets torch's thread count by a call. The template and all ranks run with `python -u` anyway.
 _APPLIED_LATE = frozenset({"OMP_NUM_THREADS", "PYTHONUNBUFFERED"})
-"""Variables with which a rank needs no cold start, although their names have a prefix in `_STALE_PREFIXES`.
-
-torch reads OMP_NUM_THREADS only at import, but a call can change its thread count later. `become` makes this call.
-PYTHONUNBUFFERED has no effect on ranks, because the template and all ranks run with `python -u`.
-"""
+"""Variables with which a rank needs no cold start, although their names have a prefix in `_STALE_PREFIXES`."""
 
 
 def needs_cold_start(environment: dict[str, str], template: dict[str, str]) -> str | None:
-    """Return a variable that would have no effect if the rank were forked from the template (a warm start). Pure.
-
-    The template's libraries have already read such variables at their import. A rank with another value needs a new
-    interpreter.
-
-    Args:
-        environment: the rank's environment.
-        template: the environment with which the template was started.
-
-    Returns:
-        Name of the first such variable, or None if a warm start is possible.
-    """
+    """Return the first variable that would have no effect on a fork of the template, or None for a warm start. Pure."""
+    # The template's libraries have already read such variables at their import.
     for name in sorted(environment.keys() | template.keys()):
         late = (name.startswith(_STALE_PREFIXES) or name == "LANG") and name not in _APPLIED_LATE
         if late and environment.get(name) != template.get(name):
@@ -75,14 +60,9 @@ def environment_of(start: StartRank) -> dict[str, str]:
 
 
 def settle(user: rank_user.RankUser | None, stdout: int, stderr: int, gate: int) -> None:
-    """Prepare this new process: set user, session, stdio and default signals, then wait until the shim lets it run.
+    """Set user, session, stdio and default signals of this new process, then wait until the shim lets it run.
 
-    Args:
-        user: the user to change to; None keeps the current user.
-        stdout: an open file that becomes descriptor 1.
-        stderr: an open file that becomes descriptor 2.
-        gate: the pipe from which the process reads before it continues. If it reads one byte, it runs the script; at
-            end of file, it exits.
+    At `gate`, a pipe, one byte starts the script, and the end of file ends the process.
     """
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
@@ -107,10 +87,7 @@ def settle(user: rank_user.RankUser | None, stdout: int, stderr: int, gate: int)
 
 
 def execute(start: StartRank) -> NoReturn:
-    """Run the script by exec in this process: a new interpreter runs it (a cold start).
-
-    A process that the shim has forked for a rank calls this function after `settle`.
-    """
+    """Run the script in a new interpreter (a cold start), after `settle`."""
     try:
         os.chdir(start.working_directory)
         os.execve(sys.executable, _command(start), environment_of(start))
@@ -120,16 +97,7 @@ def execute(start: StartRank) -> NoReturn:
 
 
 def become(start: StartRank) -> NoReturn:
-    """Become the interpreter of the script without an exec, in a process that the template has forked (a warm start).
-
-    The forked process calls this after `settle`, as the last call of its main function.
-
-    Args:
-        start: the script, its arguments and its environment.
-
-    Raises:
-        SystemExit: always; the interpreter then shuts down as after any script.
-    """
+    """Run the script without an exec (a warm start), after `settle`. Always raises SystemExit, as any script."""
     os.environ.clear()
     os.environ.update(environment_of(start))
     if start.user is not None:
@@ -165,7 +133,6 @@ def become(start: StartRank) -> NoReturn:
 
 
 def _command(start: StartRank) -> list[str]:
-    """Return the command line that a rank shows, and with which a new interpreter runs the script."""
     what = ["-m", start.module] if start.module else [start.script]
     return [sys.executable, "-u", *what, *start.arguments]
 
@@ -215,10 +182,7 @@ def reseed() -> None:
 
 
 def _set_thread_count(text: str) -> None:
-    """Set torch's thread count to the rank's OMP_NUM_THREADS.
-
-    A warm rank is forked from the template process, which imported torch with its own OMP_NUM_THREADS.
-    """
+    """Set torch's thread count, because the template imported torch with its own OMP_NUM_THREADS."""
     torch = sys.modules.get("torch")
     if torch is not None and text.isdecimal() and int(text) > 0:
         torch.set_num_threads(int(text))

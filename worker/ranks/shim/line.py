@@ -1,7 +1,5 @@
 """Sends and receives messages between shim and agent over a stream socket without blocking.
 
-Each message is a frame: a length and the encoded message.
-
 Invariant: `receive` returns whole frames in order. `send` either delivers all messages in order or reports that the
 connection is lost.
 """
@@ -14,10 +12,7 @@ from everstep.protocol import codec
 from everstep.protocol.codec import Message
 
 _MAX_UNSENT_BYTES = 4 * codec.MAX_MESSAGE_BYTES
-"""Limit in bytes of the messages that wait to be sent to a client. Beyond this limit, the connection counts as lost.
-
-The client receives the full state when it reconnects.
-"""
+"""Limit of unsent bytes. Beyond it, the connection counts as lost, and the client receives the full state later."""
 _RECEIVE_BYTES = 1 << 18
 
 
@@ -31,14 +26,7 @@ class ShimLine:
         self._unsent = bytearray()
 
     def receive(self) -> list[bytes] | None:
-        """Read the bytes that have arrived on the socket, without waiting for more.
-
-        Returns:
-            The complete frames, or None when the peer has closed the connection.
-
-        Raises:
-            OversizedMessage: the peer announces a frame beyond the limit.
-        """
+        """Return the complete frames that have arrived; None once the peer has closed. Raises OversizedMessage."""
         try:
             data = self.socket.recv(_RECEIVE_BYTES)
         except BlockingIOError:
@@ -59,18 +47,12 @@ class ShimLine:
         return frames
 
     def send(self, message: Message) -> bool:
-        """Send a message, and store the bytes that the socket does not accept yet.
-
-        Return False if the peer is lost or does not read.
-        """
+        """Send a message, and store the bytes that the socket does not accept. Return False if the peer is lost."""
         self._unsent += codec.frame(message)
         return self.flush()
 
     def flush(self) -> bool:
-        """Send as many bytes of earlier messages as the socket accepts now.
-
-        Return False if the peer is lost or does not read.
-        """
+        """Send stored bytes as far as the socket accepts them. Return False if the peer is lost or does not read."""
         try:
             while self._unsent:
                 del self._unsent[: self.socket.send(self._unsent)]
@@ -82,5 +64,5 @@ class ShimLine:
 
     @property
     def has_unsent(self) -> bool:
-        """True if the socket has not accepted all bytes of earlier messages yet, so that `flush` must be called."""
+        """True while `flush` must be called."""
         return bool(self._unsent)

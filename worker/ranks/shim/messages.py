@@ -10,8 +10,7 @@
     ForgetRun           ─────▶                                            drops the records of ended ranks
     Shutdown            ─────▶                                            kills all ranks and ends the shim
 
-Invariant: `RankExited` follows `RankStarted` of the same rank. A client that connects later receives both facts in
-`Ranks`.
+Invariant: `RankExited` follows `RankStarted` of the same rank.
 """
 
 from __future__ import annotations
@@ -24,19 +23,13 @@ from worker.node.rank_user import RankUser
 
 
 class Preload(StrEnum):
-    """State of the template, the process from which warm ranks are forked.
+    """State of the template. Ranks start warm only in state READY."""
 
-    - PENDING: the template still imports.
-    - READY: the template can fork ranks (warm starts).
-    - FAILED: `Ranks.preload_error` contains the reason.
-    - NONE: the shim has no modules to preload.
-
-    In all states except READY, ranks start cold: in a new interpreter that imports everything itself.
-    """
-
+    # The template still imports.
     PENDING = "pending"
     READY = "ready"
     FAILED = "failed"
+    # The shim has no modules to preload.
     NONE = "none"
 
 
@@ -52,15 +45,12 @@ class RankMessage(Message, frozen=True):
 
     @property
     def key(self) -> RankKey:
-        """The rank, its generation and its run. Keys sort by run, generation and rank."""
+        """Run, generation and rank, in this order."""
         return self.run, self.generation, self.rank
 
 
 class StartRank(RankMessage, frozen=True):
-    """Request to run a Python script as one rank.
-
-    All paths are absolute. The process has exactly the environment of the request and inherits no other variables.
-    """
+    """Request to run a Python script as one rank, with absolute paths and exactly this environment."""
 
     script: str
     arguments: tuple[str, ...]
@@ -72,10 +62,7 @@ class StartRank(RankMessage, frozen=True):
     packages: str = ""
     """Folder from which the rank imports before the interpreter's own packages; empty for no folder."""
     package_modules: tuple[str, ...] = ()
-    """Names of the modules in `packages`.
-
-    If the template process has imported one of these modules, the rank starts in a new interpreter instead of a fork.
-    """
+    """Names of the modules in `packages`. If the template has imported one of them, the rank starts cold."""
     user: RankUser | None = None
     """The user that the process runs as; None means the shim's user."""
     module: str = ""
@@ -83,21 +70,18 @@ class StartRank(RankMessage, frozen=True):
 
 
 class StopRanks(Message, frozen=True):
-    """Request to kill ranks of one run or of every run, up to a generation, with all processes that they started.
+    """Request to kill ranks of one run or of every run, up to a generation, with all their processes.
 
     If `run` is not None, the shim also refuses to start ranks of these generations of the run later.
     """
 
     run: RunId | None
-    """Run whose ranks are killed. None means the ranks of every run."""
+    """None means the ranks of every run."""
     generation: Generation
 
 
 class ListRanks(Message, frozen=True):
-    """Request for the records of all ranks and the state of the template, the process from which ranks are forked.
-
-    The shim answers with `Ranks`.
-    """
+    """Request for `Ranks`."""
 
 
 class ForgetRun(Message, frozen=True):
@@ -111,16 +95,16 @@ class Shutdown(Message, frozen=True):
 
 
 class RankEnd(Message, frozen=True):
-    """The end of a rank's process: its exit code, its time, and whether the agent had requested it."""
+    """The end of a rank's process."""
 
     code: int
     """Exit code of the process, or minus the number of the signal that ended it."""
     at_seconds: float
-    """Unix time in seconds at which the process ended."""
+    """Unix time."""
     stopped: bool
-    """True if the agent had requested the end with `StopRanks` or `Shutdown` before the process ended."""
+    """True if the agent had requested the end before the process ended."""
     text: str = ""
-    """Explanation of an end that the shim did not observe itself; empty for an observed end."""
+    """Explanation of an end that the shim did not observe itself; otherwise empty."""
 
 
 class RankRecord(RankMessage, frozen=True):
@@ -130,7 +114,7 @@ class RankRecord(RankMessage, frozen=True):
     start_ticks: int
     """Field 22 of /proc/PID/stat; together with the pid it identifies the process uniquely."""
     started_at_seconds: float
-    """Unix time in seconds at which the process started."""
+    """Unix time."""
     is_warm: bool
     stdout_path: str
     stderr_path: str
@@ -146,44 +130,33 @@ class RankStarted(Message, frozen=True):
 
 
 class RankRefused(RankMessage, frozen=True):
-    """Answer to `StartRank`: the shim (the process that starts the node's ranks) did not start this rank."""
+    """Answer to `StartRank`: the shim did not start this rank."""
 
     reason: str
     is_stopped: bool = False
-    """Whether the agent had requested the end of the rank."""
 
 
 class RankExited(Message, frozen=True):
-    """Report that a rank's process has ended.
-
-    The record on disk is updated first, unless the disk refuses the write.
-    """
+    """Report that a rank's process has ended. Its record is on disk, unless the disk refuses the write."""
 
     record: RankRecord
 
 
 class Ranks(Message, frozen=True):
-    """The full state of the shim, the process that starts the node's ranks.
-
-    It contains the records of the ranks, and the state of the template process from which the shim forks ranks.
-    """
+    """The full state of the shim."""
 
     pid: int
     records: tuple[RankRecord, ...]
     remains_count: int
-    """Number of processes below the shim that do not belong to a living rank.
-
-    They are descendants of ended ranks, and ranks that are about to start.
-    """
+    """Number of processes below the shim of no living rank: descendants of ended ranks, and new ranks."""
     preload: Preload
     preload_seconds: float = 0.0
     preload_bytes: int = 0
-    """Resident memory of the template process in bytes."""
     preload_error: str = ""
     confinement: str = ""
     """Folder in which the cgroups of ranks are created; empty if ranks have no cgroups."""
     confinement_error: str = ""
-    """Reason why ranks have no cgroup. Empty if ranks have cgroups."""
+    """Reason why ranks have no cgroup; empty if they have."""
     limits_error: str = ""
     """Reason why the limits of the agent's options do not apply to ranks. Empty if they apply, or no limit is set."""
 

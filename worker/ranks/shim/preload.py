@@ -1,11 +1,7 @@
-"""Performs the imports of the template process, from which warm ranks are forked. The ranks need not repeat them.
+"""Performs the imports of the template process, from which warm ranks are forked.
 
-`DEFAULT_MODULES` contains the modules that `deepspeed.initialize` and `fully_shard` import on first use, besides torch
-itself. With only `import deepspeed`, a forked rank needed 4.9 to 5.7 s to its first step. With all of these modules it
-needed 0.5 s (measured).
-
-Invariant: after `preload` this process has one thread, no process group of torch.distributed and no CUDA context, so
-it can fork safely.
+Invariant: after `preload` this process has one thread, no process group of torch.distributed and no CUDA context, so it
+can fork safely.
 """
 
 from __future__ import annotations
@@ -22,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+# `deepspeed.initialize` and `fully_shard` import some of these on first use. With only `import deepspeed`, a forked
+# rank needed 4.9 to 5.7 s to its first step, with all of them 0.5 s.
 DEFAULT_MODULES = (
     "numpy",
     "torch",
@@ -34,10 +32,7 @@ DEFAULT_MODULES = (
     "everstep.training",
 )
 _OPERATOR_MODULE = "deepspeed.comm.torch"
-"""Module whose `build_shm_op()` loads the C++ operator of DeepSpeed's gloo backend, and compiles it if necessary.
-
-DeepSpeed needs the operator in `init_distributed`.
-"""
+"""Module whose `build_shm_op()` loads, or compiles, the operator of DeepSpeed's gloo backend for `init_distributed`."""
 _OPERATOR = "deepspeed_shm_comm"
 
 DRIVER = Path("/dev/nvidiactl")
@@ -45,14 +40,11 @@ _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 class PreloadFailed(Exception):
-    """Raised if the template process cannot be forked safely. The text contains the reason."""
+    """Raised if the template cannot be forked safely. The text contains the reason."""
 
 
 def can_preload(modules: Sequence[str]) -> bool:
-    """Return whether any of the modules except everstep and numpy is installed, for example torch.
-
-    If none is installed, ranks import fast. They then need no template process, from which ranks are forked.
-    """
+    """Return whether any of the modules except everstep and numpy, which import fast, is installed."""
     return any(
         importlib.util.find_spec(name.partition(".")[0]) is not None
         for name in modules
@@ -61,16 +53,9 @@ def can_preload(modules: Sequence[str]) -> bool:
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Import the modules, load DeepSpeed's C++ extension if it is compiled, and freeze the heap.
+    """Import the installed ones of the modules, load DeepSpeed's C++ extension if it is compiled, and freeze the heap.
 
-    The template (the process from which ranks are forked) calls this once. Modules that are not installed are skipped.
-    This function compiles nothing, because compiling takes half a minute.
-
-    Args:
-        modules: full names, in import order.
-
-    Raises:
-        PreloadFailed: an import has left a thread running or has used the CUDA driver, so forks would be unsafe.
+    Raises PreloadFailed if an import has left a thread running or has used the CUDA driver, so that forks are unsafe.
     """
     with _cuda_untouched():
         for name in modules:
@@ -90,11 +75,8 @@ def preload(modules: Sequence[str]) -> None:
 
 @contextmanager
 def _cuda_untouched() -> Iterator[None]:
-    """Make torch query NVML instead of the CUDA driver for devices while the context is open.
-
-    `torch.utils.cpp_extension` queries the number of devices at import, and a process that has used the driver cannot
-    be forked.
-    """
+    """Make torch query NVML instead of the CUDA driver, because a process that has used the driver cannot be forked."""
+    # `torch.utils.cpp_extension` queries the number of devices at import.
     before = os.environ.get(_ASK_NVML)
     os.environ[_ASK_NVML] = "1"
     try:
@@ -114,16 +96,7 @@ def _spoils_forks() -> bool:
 
 
 def load_operator() -> bool:
-    """Load DeepSpeed's C++ extension into this process, so that ranks that are forked from it need not load it.
-
-    The call returns immediately if the extension is already loaded, or if no rank has compiled it yet.
-
-    Returns:
-        True if this call has loaded the extension.
-
-    Raises:
-        PreloadFailed: the load has left a thread running, and a process with threads cannot be forked safely.
-    """
+    """Load DeepSpeed's C++ extension if it is built; return whether. Raises PreloadFailed if a thread is left."""
     if _OPERATOR in sys.modules or "deepspeed" not in sys.modules:
         return False
     directory = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
@@ -156,16 +129,12 @@ def _check_threads() -> None:
 
 @contextmanager
 def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
-    """Hold a lock on the folder of compiled torch extensions, so that one template process at a time uses the folder.
-
-    torch itself marks a running build with a file named `lock`, which remains if the building process is killed. The
-    lock of this function, in contrast, ends with its process. While the context is open, a thread removes the `lock`
-    files of killed processes, because torch would wait for ever for their removal.
-    """
+    """Hold a lock on the folder of compiled extensions, which, unlike torch's `lock` file, ends with its process."""
     directory.mkdir(parents=True, exist_ok=True)
     is_over = threading.Event()
     with (directory / "everstep.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # torch would wait for ever for the removal of a killed process's `lock` file.
         watch = threading.Thread(target=_remove_leftovers, args=(directory, is_over, look_seconds), name="leftovers")
         watch.start()
         try:
@@ -179,14 +148,11 @@ def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
 
 
 def _remove_leftovers(directory: Path, is_over: threading.Event, look_seconds: float) -> None:
-    """Remove `lock` files (which mark running builds of torch extensions) that no process has open.
-
-    A file is removed only after two checks, because a finishing builder closes its lock before it removes the file.
-    """
     before: set[tuple[Path, int]] = set()
     while not is_over.wait(look_seconds):
         # Lock files are one folder deeper if TORCH_EXTENSIONS_DIR is not set.
         found = {*directory.glob("*/lock"), *directory.glob("*/*/lock")}
+        # Remove a file only after two checks: a finishing builder closes its lock before it removes the file.
         leftovers = {(path, _inode(path)) for path in found - _open_files()} if found else set()
         for path, _ in leftovers & before:
             path.unlink(missing_ok=True)

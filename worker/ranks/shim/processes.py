@@ -1,8 +1,7 @@
 """Reads facts about processes from /proc, and kills whole process trees. Linux only.
 
-The pair (pid, start ticks) identifies a process. The kernel reuses pids, but never the same pair.
-
-Invariant: this module signals only the process that the caller named, its descendants and members of its session.
+The pair (pid, start ticks) identifies a process. Invariant: this module signals only the process that the caller named,
+its descendants and members of its session.
 """
 
 from __future__ import annotations
@@ -15,10 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _MAX_PASSES = 16
-"""Maximum number of passes in which `kill_tree` stops the processes of a tree, before it kills them.
-
-Each pass finds the processes that were forked during the previous pass. The caller checks whether processes remain.
-"""
+"""Maximum number of passes in which `kill_tree` stops processes. Each pass finds forks of the previous one."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -26,7 +22,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, slots=True)
 class RankProcess:
-    """One process's parent, session, start time and state (zombie or not), read from /proc/<pid>/stat."""
+    """One process's entry in /proc/<pid>/stat."""
 
     pid: int
     parent: int
@@ -60,7 +56,7 @@ def is_alive(pid: int, start_ticks: int) -> bool:
 
 
 def is_there(pid: int, start_ticks: int) -> bool:
-    """Return whether the process with this pid and start time (in clock ticks) exists. A zombie exists, too."""
+    """Return whether the process with this pid and start time (in clock ticks) exists, even as a zombie."""
     process = find(pid)
     return process is not None and process.start_ticks == start_ticks
 
@@ -72,10 +68,7 @@ def snapshot() -> dict[int, RankProcess]:
 
 
 def tree(root: int, processes: Mapping[int, RankProcess]) -> set[int]:
-    """Return the pids of `root`, its descendants and the session that `root` leads, with their descendants.
-
-    Pure. The result includes zombies.
-    """
+    """Return the pids of `root` and of the session that it leads, with their descendants and zombies."""
     children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process.pid)
@@ -91,16 +84,9 @@ def tree(root: int, processes: Mapping[int, RankProcess]) -> set[int]:
 
 
 def kill_tree(root: int) -> frozenset[RankProcess]:
-    """Kill a process, all its descendants and its session with SIGKILL.
+    """Kill a process, its descendants and its session, and return them, without a wait for their end.
 
-    The call blocks for some milliseconds. It neither waits for the end of the processes nor reaps them. All processes
-    are stopped before they are killed, so that no child gets another parent and is missed.
-
-    Args:
-        root: pid of the tree's first process. The caller must ensure that the pid still belongs to this process.
-
-    Returns:
-        The processes that were signalled.
+    The caller must ensure that the pid still belongs to this process.
     """
     frozen: dict[int, RankProcess] = {}
     for _ in range(_MAX_PASSES):
@@ -110,6 +96,7 @@ def kill_tree(root: int) -> frozenset[RankProcess]:
         }
         if not found:
             break
+        # Stop all processes first, so that no child gets another parent and is missed.
         send(found, signal.SIGSTOP)
         frozen |= found
     send(frozen, signal.SIGKILL)
@@ -133,9 +120,8 @@ class ProcessUsage:
     """Resource use of a process and its descendants."""
 
     cpu_seconds: float
-    """User and system time, including descendants that have ended and were reaped."""
+    """User and system time, including reaped descendants."""
     is_stopped: bool
-    """True if a signal has stopped the process itself."""
 
 
 def tree_usage(root: int) -> ProcessUsage:
@@ -163,10 +149,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def initial_environment() -> dict[str, str]:
-    """Return the environment with which this process was started.
-
-    `os.environ` may differ, because the interpreter changes it at start (PEP 538).
-    """
+    """Return the environment with which this process was started. Python changes `os.environ` at start (PEP 538)."""
     with open("/proc/self/environ", "rb") as file:
         pairs = (entry.partition(b"=") for entry in file.read().split(b"\0") if entry)
         return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
@@ -184,31 +167,17 @@ def close_inherited(keep: Iterable[int]) -> None:
 
 
 def become_subreaper() -> None:
-    """Make this process a subreaper, the parent of its orphaned descendants.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Make this process the parent of its orphaned descendants. Raises OSError if the kernel refuses."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends; forks do not inherit this setting.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Ask the kernel to kill this process when its parent ends. Forks do not inherit this. Raises OSError."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def set_title(words: Iterable[str]) -> None:
-    """Show `words` as this process's command line, so that users and tools find a rank by its script.
-
-    The text overwrites the memory in which the kernel stored the arguments of the last exec, and is cut to its length.
-    Python has its own copy of the arguments.
-
-    Source: proc(5), stat fields 48 and 49.
-    """
+    """Show `words`, cut to the length of the last exec's arguments, as this process's command line (proc(5))."""
     with open("/proc/self/stat", "rb") as file:
         data = file.read()
     fields = data[data.rindex(b")") + 2 :].split()
@@ -218,14 +187,7 @@ def set_title(words: Iterable[str]) -> None:
 
 
 def set_name(name: str) -> None:
-    """Set the name that `ps` and `top` show for this thread.
-
-    Args:
-        name: the new name, of which the kernel stores 15 bytes.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Set the name that `ps` and `top` show for this thread, cut to 15 bytes. Raises OSError if the kernel refuses."""
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
 
 

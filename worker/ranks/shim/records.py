@@ -2,10 +2,8 @@
 
     <state>/ranks/<run>.<generation>.<rank>.json
 
-The shim writes a record before it reports anything about the rank, and starts no rank whose record the disk refuses.
-The shim reports the end of a rank even if the disk refuses the write, and then retries the write.
-
-Invariant: a record's file is either complete or absent. Readers skip only files that no shim has written.
+The shim starts no rank whose record the disk refuses. It reports the end of a rank in any case, and retries the write.
+Invariant: a record's file is either complete or absent.
 """
 
 from __future__ import annotations
@@ -21,29 +19,26 @@ from everstep.protocol.ids import RunId
 from worker.ranks.shim.messages import RankRecord
 
 RECORD_RETRY_SECONDS = 1.0
-"""Seconds between two attempts to write records of ended ranks that the disk has refused."""
+"""Seconds between two attempts to write records that the disk has refused."""
 log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(RankRecord)
 
 
 class RankRecords:
-    """Writes and reads one file per rank of this node, with the pid of its process and finally its exit code."""
+    """Writes and reads one file per rank of this node."""
 
     def __init__(self, state_dir: Path) -> None:
         self._directory = state_dir / "ranks"
         self._owed: dict[Path, RankRecord] = {}
 
     def write(self, record: RankRecord) -> None:
-        """Write a rank's record to disk, atomically replacing the rank's earlier record.
-
-        The file is not fsynced, because a failure of the node also ends the rank. Raises OSError if the disk is full or
-        refuses the write. The earlier record then remains.
-        """
+        """Replace a rank's record atomically. Raises OSError if the disk refuses; the earlier record remains."""
         path = self._path(record)
         fresh = path.with_suffix(".new")
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
+            # No fsync, because a failure of the node also ends the rank.
             fresh.write_bytes(_encoder.encode(record))
             os.replace(fresh, path)
         except OSError:
@@ -52,10 +47,7 @@ class RankRecords:
             raise
 
     def write_end(self, record: RankRecord) -> None:
-        """Write the record of a rank that has ended.
-
-        If the disk refuses the write, the record stays in memory, and `write_owed` writes it later.
-        """
+        """Write the record of an ended rank now or, if the disk refuses, by `write_owed`."""
         try:
             self.write(record)
         except OSError as error:
@@ -69,21 +61,18 @@ class RankRecords:
 
     @property
     def is_owing(self) -> bool:
-        """True if the disk has refused the records of some ended ranks, and `write_owed` has not written them yet."""
+        """True while the disk has refused records of ended ranks."""
         return bool(self._owed)
 
     def write_owed(self) -> None:
-        """Try again to write the records of ended ranks that the disk has refused.
-
-        The shim calls this method every `RECORD_RETRY_SECONDS` and before it ends.
-        """
+        """Try again to write the records that the disk has refused."""
         for path, record in list(self._owed.items()):
             with contextlib.suppress(OSError):
                 self.write(record)
                 del self._owed[path]
 
     def read(self) -> list[RankRecord]:
-        """Return the records of all ranks on disk, sorted by run, generation and rank."""
+        """Return the records on disk, sorted by run, generation and rank."""
         found = []
         for path in sorted(self._directory.glob("*.json")):
             try:

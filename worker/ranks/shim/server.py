@@ -1,16 +1,8 @@
 """The shim's event loop: starts ranks, reaps them and reports to every client.
 
-Clients are agent processes that connect to the shim's socket. The loop has one thread and never blocks for longer than
-one pass through /proc, so a rank's exit is recorded and reported within milliseconds. Running ranks and exits are on
-disk before the shim reports them, unless the disk refuses to store an exit.
-
-A new rank process first waits at its *gate*, a pipe from the shim.
-
-Invariant: the shim opens the gate only after the rank's record is written. A record without an end describes a process
-that is not reaped yet, or whose end is not on disk yet.
-
-The module has more than 500 lines. It stays one module, because starts, exits and reports change the same records in
-one event loop.
+The loop has one thread and never blocks for longer than one pass through /proc. Invariant: the shim opens a rank's gate
+only after its record is written. A record without an end describes a process that is not reaped yet, or whose end is
+not on disk yet.
 """
 
 from __future__ import annotations
@@ -66,27 +58,21 @@ _log = logging.getLogger("worker.ranks.shim")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShimOptions:
-    """Options with which the shim, the parent process of all ranks, is started."""
+    """Options with which the shim is started."""
 
     socket_path: Path
     state_dir: Path
     modules: tuple[str, ...]
-    """Modules that the template imports in advance.
-
-    If empty, no template runs, and every rank starts in a new interpreter.
-    """
+    """Modules that the template imports. If empty, every rank starts in a new interpreter."""
     ready: int | None = None
-    """File descriptor of a pipe that the shim closes as soon as its socket listens; None without a pipe."""
+    """Pipe that the shim closes as soon as its socket listens; None without a pipe."""
     cgroup: str = ""
     """Name of this node's cgroup; if empty, ranks have no cgroup of their own."""
     limits: cgroups.JobLimits = cgroups.NO_LIMITS
-    """Limits for the ranks of one job together."""
 
 
 @dataclass(slots=True)
 class _Template:
-    """The template process (from which ranks are forked), the connection to it, and its state."""
-
     pid: int
     line: ShimLine
     begun: float
@@ -96,23 +82,20 @@ class _Template:
     resident_bytes: int = 0
     error: str = ""
     modules: frozenset[str] = frozenset()
-    """Top-level names of the modules that the template process has loaded."""
 
 
 @dataclass(slots=True)
 class _Pending:
-    """The agent's request to start a rank, until the rank's process exists."""
-
     start: StartRank
     client: ShimLine
     gate: int = -1
-    """The shim's end of the pipe at which the new process waits; -1 until the shim has requested the fork."""
+    """The shim's end of the pipe at which the new process waits; -1 until the fork is requested."""
     is_stopped: bool = False
 
 
 @dataclass(slots=True)
 class Shim:
-    """The shim, the parent process of all ranks on a node: `run` is its event loop, and the fields are its state."""
+    """The shim: `run` is its event loop, and the fields are its state."""
 
     options: ShimOptions
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
@@ -121,14 +104,10 @@ class Shim:
     _living: dict[int, RankKey] = field(default_factory=dict)
     _stopped: set[RankKey] = field(default_factory=set)
     _fences: dict[RunId, Generation] = field(default_factory=dict)
-    """For each run whose ranks were stopped: the highest stopped generation.
-
-    The shim refuses to start ranks of this generation and of earlier generations.
-    """
+    """By run: the highest stopped generation. No ranks of it or of earlier ones are started."""
     _waiting: list[_Pending] = field(default_factory=list)
-    """Start requests that wait until the template, the process from which ranks are forked, can fork their ranks."""
     _forking: list[_Pending] = field(default_factory=list)
-    """Start requests for which the template process is now forking ranks, in the order in which it answers them."""
+    """Start requests for which the template is forking, in the order in which it answers."""
     _remains: set[processes.RankProcess] = field(default_factory=set)
     _cgroups: cgroups.RankCgroups | None = None
     _confinement_error: str = ""
@@ -138,20 +117,14 @@ class Shim:
     _template: _Template | None = None
     _is_ending: bool = False
     _files: HeldFiles = field(default_factory=HeldFiles)
-    """The memory of the agent, which its next process takes over."""
     _environment: dict[str, str] = field(default_factory=processes.initial_environment)
-    """Environment with which the shim and its template process were started."""
     _disk: RankRecords = field(init=False)
 
     def __post_init__(self) -> None:
         self._disk = RankRecords(self.options.state_dir)
 
     def run(self) -> None:
-        """Serve clients until a `Shutdown` message or SIGTERM. Then end all processes below the shim, and return.
-
-        Raises:
-            SystemExit: another shim serves this state directory.
-        """
+        """Serve clients until `Shutdown` or SIGTERM, then end all processes. Raises SystemExit if another shim runs."""
         lock = self._lock()
         processes.become_subreaper()
         self._records = {record.key: record for record in self._disk.read() if record.end is not None}
@@ -336,10 +309,7 @@ class Shim:
             self._start_cold(client, start)
 
     def _has_been_asked(self, client: ShimLine, key: RankKey) -> bool:
-        """Return whether an agent has already requested the start of this rank.
-
-        If so, `client` receives the answer instead of the client that asked first.
-        """
+        """Return whether a start of this rank was requested before. The answer then goes to `client`."""
         if (record := self._records.get(key)) is not None:
             self._say(client, RankStarted(record=record))
             return True
@@ -356,13 +326,7 @@ class Shim:
         self._say(client, refused)
 
     def _start_cold(self, client: ShimLine, start: StartRank, why: str = "") -> None:
-        """Start a rank in a new interpreter (a cold start).
-
-        Args:
-            client: the connection that requested the start.
-            start: the agent's request, which names the rank, its user and its output files.
-            why: reason for the log and for the rank's stderr, if the job itself causes the cold start; otherwise empty.
-        """
+        """Start a rank in a new interpreter. `why` is set if the job itself causes the cold start."""
         try:
             stdout, stderr = _open_output(start)
             if why:
@@ -385,12 +349,9 @@ class Shim:
         self._admit(_Pending(start, client, ours), pid, is_warm=False)
 
     def _fork_waiting(self) -> None:
-        """Ask the template, a process that has imported torch, to fork the waiting ranks.
-
-        Ranks wait for the imports, so that all launches of a job see the same modules. If the template has failed, or
-        imports for longer than `PRELOAD_SECONDS`, these ranks start in new interpreters.
-        """
+        """Ask the template to fork the waiting ranks, once its imports are over or have taken `PRELOAD_SECONDS`."""
         template = self._template
+        # Ranks wait for the imports, so that all launches of a job see the same modules.
         if self._preload_seconds_left() is not None:
             return
         waiting, self._waiting = self._waiting, []
@@ -422,7 +383,6 @@ class Shim:
                 os.close(descriptor)
 
     def _preload_seconds_left(self) -> float | None:
-        """Return for how long ranks still wait for the template's imports. None: they do not wait."""
         template = self._template
         if template is None or template.state is not Preload.PENDING or not self._waiting:
             return None
@@ -430,7 +390,6 @@ class Shim:
         return left if left > 0 else None
 
     def _admit(self, pending: _Pending, pid: int, *, is_warm: bool) -> None:
-        """Write the record of a new rank process, which waits at a pipe, and then let it run the script."""
         start, client, gate = pending.start, pending.client, pending.gate
         process = processes.find(pid)
         if process is None or pending.is_stopped or self._is_ending:
@@ -469,10 +428,7 @@ class Shim:
         self._say(client, RankStarted(record=record))
 
     def _confine(self, start: StartRank, pid: int) -> str:
-        """Move a new process into its generation's cgroup, before it runs the script.
-
-        Return the cgroup's path, or an empty string if the process has no cgroup.
-        """
+        """Move a new process into its generation's cgroup. Return the path, or "" without a cgroup."""
         if self._cgroups is None:
             return ""
         try:
@@ -546,10 +502,6 @@ class Shim:
             template.line.socket.close()
 
     def _bury_template(self, template: _Template) -> None:
-        """Handle the end of the template, the process from which ranks are forked.
-
-        Ranks that it has not forked yet start in new interpreters, unless they were stopped.
-        """
         self._hear_template(template)
         self._hang_up(template)
         lost, self._forking = self._forking, []
@@ -593,7 +545,6 @@ class Shim:
         self._sweep()
 
     def _is_bare(self) -> bool:
-        """Reap the child processes that have ended, and return True if the shim has no child process left."""
         self._reap()
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -629,16 +580,11 @@ class Shim:
         self._let_empty(record.cgroup)
 
     def _let_empty(self, path: str) -> None:
-        """Mark the cgroup at `path` for removal by `_sweep`, if none of its ranks lives any more."""
         if path and all(self._records[living].cgroup != path for living in self._living.values()):
             self._emptying.add(path)
 
     def _sweep(self) -> None:
-        """Kill the processes that ended ranks left behind.
-
-        These are all processes in cgroups without living ranks. While no rank runs or starts, they also include all
-        children of the shim except the template.
-        """
+        """Kill the processes that ended ranks left behind."""
         for path in list(self._emptying):
             cgroups.kill(path)
             if not cgroups.pids(path) and cgroups.remove(path):
@@ -647,17 +593,13 @@ class Shim:
             self._remains |= processes.kill_tree(pid)
 
     def _strays(self) -> set[int]:
-        """Return the shim's child processes, except ranks and the template process (from which ranks are forked).
-
-        The result is empty while ranks run or start, because such a child may then belong to one of these ranks.
-        """
+        # While ranks run or start, such a child may belong to one of them.
         if self._living or self._forking:
             return set()
         return processes.children(os.getpid()) - ({self._template.pid} if self._template is not None else set())
 
 
-def _wake_up(number: int, frame: object) -> None:
-    """Do nothing: the interpreter has already written the signal's number to the wake-up socket."""
+def _wake_up(number: int, frame: object) -> None: ...
 
 
 def _is_meant(stop: StopRanks, key: RankKey) -> bool:
@@ -675,10 +617,8 @@ def _open_output(start: StartRank) -> tuple[int, int]:
 
 
 def _open_stream(path: str, start: StartRank) -> int:
-    """Open the file that becomes a rank's stdout or stderr, and return the descriptor.
-
-    The rank's user may not read the file, but may write to it, because a script may open its output as /dev/stdout.
-    """
+    """Open a rank's stdout or stderr, which a script may open for writing as /dev/stdout."""
+    # The rank's user may not read the file, but may write to it.
     stream = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     if start.user is not None:
         os.fchown(stream, -1, start.user.gid)
@@ -687,10 +627,7 @@ def _open_stream(path: str, start: StartRank) -> int:
 
 
 def _write_down(start: StartRank) -> int:
-    """Write the start message of a rank that the template will fork to an in-memory file, and return the file.
-
-    The message contains secrets. The template must not read it, because later ranks inherit the template's memory.
-    """
+    """Write the start message to an in-memory file. It has secrets, and later ranks inherit what the template reads."""
     file = os.memfd_create("start")
     with os.fdopen(os.dup(file), "wb") as written:
         written.write(codec.encode(start))
@@ -698,10 +635,7 @@ def _write_down(start: StartRank) -> int:
 
 
 def _send_blocking(line: socket.socket, data: bytes, descriptors: list[int]) -> None:
-    """Send a message to the template, the process from which ranks are forked.
-
-    The call blocks only briefly, because the template always reads. If the template has ended, the message is dropped.
-    """
+    """Send a message to the template, which always reads. If it has ended, the message is dropped."""
     line.setblocking(True)
     try:
         line.sendall(data[socket.send_fds(line, [data], descriptors) :])
@@ -712,7 +646,6 @@ def _send_blocking(line: socket.socket, data: bytes, descriptors: list[int]) -> 
 
 
 def _accepted(listener: socket.socket) -> socket.socket | None:
-    """Return a new connection of this process's user, or None."""
     try:
         connection, _ = listener.accept()
     except (BlockingIOError, ConnectionAbortedError):

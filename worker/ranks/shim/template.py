@@ -6,17 +6,9 @@
     FORK + 4 fds        ─────▶             (a file with StartRank, stdout, stderr, gate)
                         ◀─────             Forked | ForkFailed
 
-The template forks twice and ends the intermediate process, so that the shim becomes the rank's parent. The template
-never runs user code. Only the fork reads the file with the start message (StartRank): the message contains secrets, and
-all later ranks inherit the template's memory. The fork waits at the gate, a pipe, until the shim lets it run.
-
-The template compiles nothing. Before a fork, it loads DeepSpeed's C++ extension if ranks have compiled it.
-
-These times were measured on 2 otherwise idle cores with torch 2.13, DeepSpeed 0.19.8 and a warm file cache. The
-template is ready after 3.5 s and has 362 MiB resident memory. A warm rank needs 33 ms from `StartRank` to the first
-line of the script. For a cold rank, the imports alone take 1.3 to 1.8 s of CPU.
-
-Invariant: the template has one thread and ends when the shim ends.
+Only the fork reads the file with StartRank, which contains secrets. The template compiles nothing. It is ready after
+3.5 s and has 362 MiB; a warm rank needs 33 ms to the first line of the script, the imports of a cold rank 1.3 to 1.8 s
+of CPU (2 idle cores, torch 2.13, DeepSpeed 0.19.8). Invariant: the template has one thread and ends when the shim ends.
 """
 
 from __future__ import annotations
@@ -38,7 +30,7 @@ from worker.ranks.shim.preload import PreloadFailed, load_operator, preload
 _PID = struct.Struct("<q")
 _DESCRIPTOR_COUNT = 4
 FORK = b"f"
-"""Message of one byte with which the shim asks the template (a process with all imports done) to fork one rank."""
+"""Message with which the shim asks the template to fork one rank."""
 
 
 class TemplateReady(Message, frozen=True):
@@ -47,14 +39,10 @@ class TemplateReady(Message, frozen=True):
     seconds: float
     resident_bytes: int
     modules: tuple[str, ...]
-    """Top-level names of all modules that the template has imported."""
 
 
 class TemplateFailed(Message, frozen=True):
-    """Message of the template process to the shim: the import of a module to preload raised an exception.
-
-    All ranks then start in new interpreters, instead of as forks of the template process.
-    """
+    """Report that an import raised an exception. All ranks then start cold."""
 
     reason: str
 
@@ -75,14 +63,9 @@ FromTemplate = TemplateReady | TemplateFailed | Forked | ForkFailed
 
 
 def run_template(line: socket.socket, modules: Sequence[str]) -> NoReturn:
-    """Import `modules`, then fork one rank for each request of the shim, until the shim closes the connection.
+    """Import `modules`, then fork one rank for each request, until the shim closes the blocking socket.
 
-    Args:
-        line: blocking stream socket to the shim.
-        modules: full names of the modules to import.
-
-    Raises:
-        SystemExit: always. In the template, when the shim has ended; in a rank, when its script has ended.
+    Always raises SystemExit: in the template, when the shim has ended; in a rank, when its script has ended.
     """
     processes.die_with_parent()
     processes.set_name("rank template")
@@ -108,10 +91,7 @@ def run_template(line: socket.socket, modules: Sequence[str]) -> NoReturn:
 
 
 def _serve(line: socket.socket) -> StartRank | None:
-    """Fork a rank for each request of the shim.
-
-    In the template, return None when the shim has ended. In each new rank, return the rank's start message.
-    """
+    """Fork a rank for each request. Return its start message in each new rank, and None when the shim has ended."""
     while True:
         asked, descriptors, _, _ = socket.recv_fds(line, len(FORK), _DESCRIPTOR_COUNT)
         if not asked:
@@ -142,14 +122,7 @@ def _load_operator() -> None:
 
 
 def _fork_twice() -> int:
-    """Fork a rank whose parent is the shim.
-
-    Returns:
-        0 in the rank; in the template the rank's pid, after the intermediate process has ended.
-
-    Raises:
-        OSError: one of the forks failed.
-    """
+    """Fork a rank whose parent is the shim. Return 0 in the rank, its pid in the template. Raises OSError."""
     read, write = os.pipe()
     middle = os.fork()
     if middle == 0:
@@ -174,7 +147,6 @@ def _fork_twice() -> int:
 
 
 def _read(file: int) -> StartRank:
-    """Read the start message of the rank that this new process becomes."""
     with os.fdopen(file, "rb") as stream:
         stream.seek(0)
         return codec.decode(stream.read(), StartRank)
