@@ -22,7 +22,7 @@ from everstep.protocol.plan import Timeouts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopContext:
-    """Dependencies of the loops. The module that assembles the server (`app`) creates this object."""
+    """Dependencies of the loops. The module `app` creates this object."""
 
     database: Database
     operator: CloudOperator
@@ -44,6 +44,4 @@ class LoopContext:
     retention: RowRetention = DEFAULT
     tracer: Tracer = field(default_factory=Tracer)
     figures: LoopFigures = field(default_factory=LoopFigures)
-    """Prometheus metrics that the loops update."""
     readiness: Readiness = field(default_factory=Readiness)
-    """Whether the loops of this server work. The API operation GetReadiness returns this state."""

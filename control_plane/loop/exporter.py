@@ -1,13 +1,9 @@
-"""Sends the events of jobs to an EventBridge bus, an SNS topic or a webhook.
-
-Each event is sent at least once, and in order per job.
+"""Sends the events of jobs to an EventBridge bus, an SNS topic or a webhook, at least once and in order per job.
 
     claim the lease ──▶ read events after the position ──▶ send one event per job ──▶ store the position ──▶ …
 
-The position is the id of the last event that the receiver has accepted. If a server crashes after it sent events and
-before it stored the position, the receiver gets these events twice. Receivers detect duplicates by the event's id.
-Another control-plane server continues from the stored position once the lease has expired. After a failed call, the
-exporter waits and retries. It sends no later event before the retry succeeds.
+Receivers detect duplicates by the event's id. After a failed call, the exporter sends no later event before the retry
+succeeds.
 
 Invariant: the exporter stores a position only after the receiver has accepted all events up to this position.
 """
@@ -41,13 +37,9 @@ MOST_RETRY_SECONDS: Final = 300.0
 
 
 class EventExporter:
-    """The loop that exports events to one bus, topic or webhook.
+    """The loop that exports events to one bus, topic or webhook. No other loop may use the same `leaser`.
 
-    It claims the export's lease and calls `export_some` again and again. It stores failures in the export's row, and
-    pauses after each failure.
-
-    The name of the export is the receiver's ARN, or a webhook's host and a digest of its URL. The exporter calls the
-    sink in threads. `leaser` claims and renews the export's lease, and no other loop may use the same `leaser`.
+    `name` is the receiver's ARN, or a webhook's host and a digest of its URL.
     """
 
     def __init__(
@@ -71,13 +63,9 @@ class EventExporter:
         """Number of failed attempts to export since the last success."""
 
     def export_some(self) -> bool:
-        """Send the next events to the receiver. Blocks: call it in a thread.
+        """Send the next events to the receiver, and return whether more events are ready. Blocks.
 
-        Returns:
-            Whether more events are ready to be sent.
-
-        Raises:
-            StaleLease: another control-plane server took the export over. That server sends the last events again.
+        Raises StaleLease if another server took the export over. That server sends the last events again.
         """
         with self._database.write() as session:
             claimed = self._claim(session)
@@ -114,18 +102,12 @@ class EventExporter:
         await asyncio.to_thread(self._release)
 
     def pause_seconds(self) -> float:
-        """Return the pause, in seconds, before the next call of `export_some`.
-
-        After a failure, the pause is random, up to `retry_seconds` (full jitter). Exporters of several servers and to
-        several receivers then do not retry at the same time.
-        """
+        """Return the pause, in seconds, before the next call of `export_some`. After a failure, it is random."""
+        # Full jitter, so that exporters of several servers and to several receivers do not retry at the same time.
         return self._uniform(0.0, retry_seconds(self.failure_count)) if self.failure_count else EXPORT_POLL_SECONDS
 
     def _claim(self, session: Session) -> tuple[Lease, exports.ExportRecord] | None:
-        """Claim the lease and read the export's state.
-
-        Return None while another control-plane server holds the lease.
-        """
+        """Claim the lease and read the export's state. Return None while another server holds the lease."""
         exports.ensure(session, self._name)
         self._lease = self._leaser.claim(session, "export", self._name)
         return None if self._lease is None else (self._lease, exports.get(session, self._name))
@@ -153,19 +135,13 @@ class EventExporter:
 
 
 def retry_seconds(failure_count: int) -> float:
-    """Return the longest pause, in seconds, after one or more consecutive failures.
-
-    The limit doubles with each failure, up to `MOST_RETRY_SECONDS`.
-    """
+    """Return the longest pause, in seconds, after consecutive failures. It doubles with each failure."""
     return float(min(MOST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failure_count - 1, 16)))
 
 
 def _first(page: Sequence[EventRecord], position: int) -> tuple[list[SinkEntry], int]:
-    """Return the events that the next call to the receiver sends: the first events of `page`, at most one per job.
-
-    If the receiver rejects some events of a call, each job's events still arrive in order. The number is the id of the
-    last event that is sent or skipped, or `position` without such an event. Events without a job are skipped.
-    """
+    """Return the events that the next call sends, at most one per job, and the last id that is sent or skipped."""
+    # If the receiver rejects some events of a call, each job's events still arrive in order.
     entries, jobs = list[SinkEntry](), set[tuple[str, str]]()
     for event in page:
         if event.job_name is not None:
