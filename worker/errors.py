@@ -25,6 +25,8 @@
         ├── ForbiddenEndpoint    local mode and an endpoint that is not loopback; nothing was sent
         ├── ObjectChanged        the object was replaced after its listing: retryable with a new listing
         └── CorruptCheckpoint    the object is damaged, or is not the object that the plan names
+
+Callers decide by the type of an error whether to retry.
 """
 
 from __future__ import annotations

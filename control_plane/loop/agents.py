@@ -39,7 +39,6 @@ from everstep.protocol.pace import Pace
 QUEUE_LIMIT = 64
 """Limit of queued messages per agent. The registry drops the oldest; the loops repeat it if they still need it."""
 MAX_DEPARTED = 1000
-"""Limit of ended nodes whose last report the registry still keeps."""
 
 
 BURST_SECONDS = 16.0
@@ -143,7 +142,6 @@ class AgentRegistry:
         self.commands = CommandDesk(self.send, monotonic)
         self.snapshots = SnapshotDesk(self.send)
         self.logged = MetricInbox()
-        """Metric values that the database does not contain yet."""
         self._changed = asyncio.Event()
         self._change_count = 1
         self._watched: frozenset[RunId] = frozenset()
@@ -179,8 +177,7 @@ class AgentRegistry:
         return connection
 
     def leave(self, fleets: frozenset[FleetName]) -> None:
-        """Disconnect the agents of `fleets`, which replaces the set of the previous call: all fleets of other servers.
-        """
+        """Disconnect the agents of `fleets`, all fleets of other servers, which replaces the previous set."""
         self._elsewhere = fleets
         for node_id, connection in list(self._connections.items()):
             if self._views[node_id].fleet in fleets:
@@ -311,7 +308,6 @@ class AgentRegistry:
 
 
 def _news(report: AgentReport) -> object:
-    """Return those parts of a report whose changes wake the loops. Changes of the progress alone do not."""
     member = report.member
     if member is None:
         return report.notices, report.burn_in

@@ -57,7 +57,6 @@ log = logging.getLogger(__name__)
 
 DELETION_CHECK_SECONDS: Final = 5.0
 AT_ONCE: Final = 16
-"""Limit of checkpoints per job that one call of `delete_due` moves to the trash."""
 _RESTORING: Final = frozenset({JobState.PREPARING, JobState.LOADING})
 
 
@@ -134,7 +133,6 @@ class CheckpointKeeper:
         return job, {key: found[key] for key in keys}, None if unverified is None else found[unverified]
 
     def _purge_due(self, run_id: str) -> None:
-        """Delete the checkpoints whose time in the trash is over. A mark in S3 wins over the database."""
         with self._database.read() as session:
             job = jobs.get_run(session, run_id)
             due = [each for each in checkpoints.of_run(session, run_id) if _is_due(each, self._now())]
@@ -170,7 +168,7 @@ class CheckpointKeeper:
         return False
 
     def _mark_facts(self) -> None:
-        """Write the marks that S3 may lack: all pins once per server, because older versions wrote none, and grown
+        """Write the marks that S3 may lack: all pins, which older versions did not mark, once per server, and grown
         numbers.
         """
         with self._database.read() as session:
@@ -307,7 +305,6 @@ def delete(
 
 
 def _delete_frozen(database: Database, objects: ServiceStore, job: SavedJob, checkpoint: SavedCheckpoint) -> None:
-    """Delete those frozen objects that no other checkpoint of the ended run needs."""
     # The caller has already stored the state deleted. Of two concurrent deletions, the later one therefore finds that
     # no checkpoint needs their common objects.
     with database.read() as session:

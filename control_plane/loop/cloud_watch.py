@@ -44,7 +44,6 @@ from everstep.protocol.ids import FleetName, NodeId
 log = logging.getLogger(__name__)
 
 FLEETS_AT_ONCE = 4
-"""Limit of fleets that the server polls in parallel, each in one thread."""
 CLOSE_SECONDS = 60.0
 SUSPECT_SECONDS = 5.0
 """Pause between polls of the status checks of nodes with a silent agent. EC2 runs the checks once a minute."""
@@ -55,7 +54,6 @@ class CloudView:
     """The newest answers of AWS about one fleet: its Auto Scaling group and the instances."""
 
     asked_at: float
-    """Monotonic seconds of the request."""
     group: GroupObserved
     instance_type: str
     """Instance type that the group launches. With several types, the first."""
@@ -73,28 +71,22 @@ class _Known:
     not_before: float = float("-inf")
     """Monotonic seconds of the earliest next poll, after AWS throttled a poll."""
     throttled_count: int = 0
-    """Number of consecutive throttled polls."""
     details_requested_at: float = float("-inf")
     asked: set[NodeId] = field(default_factory=set)
-    """Nodes for which this server has requested the network topology."""
     suspects: dict[NodeId, float] = field(default_factory=dict)
     """Nodes with a silent agent, each with the monotonic seconds of the newest call of `suspect`."""
     statuses_requested_at: float = float("-inf")
     failed_checks: dict[NodeId, tuple[float, tuple[str, ...]]] = field(default_factory=dict)
-    """Failed EC2 status checks, each with the monotonic seconds of the request."""
     omissions: Omissions = field(default_factory=Omissions)
     domains: dict[NodeId, str] = field(default_factory=dict)
     launch_failures: tuple[LaunchFailure, ...] = ()
     """Empty while the Auto Scaling group has its desired number of instances."""
     has_held: bool = True
-    """Whether a hook held an instance at the last poll. Initially True, because an earlier process may have stored
-    notices.
-    """
+    """Initially True, because an earlier process may have stored notices."""
 
 
 class CloudWatch:
-    """The poller of AWS, with AWS's newest answers about each fleet. Each server uses one instance on its event loop.
-    """
+    """The poller of AWS, with AWS's newest answers about each fleet. Used on the server's event loop."""
 
     def __init__(
         self,
@@ -226,8 +218,7 @@ class CloudWatch:
                 self._context.registry.hint()
 
     def event_arrived(self) -> None:
-        """Record that AWS sent an event. Events report changes immediately, so the server polls less often for a while.
-        """
+        """Record that AWS sent an event, so that the server polls less often for a while."""
         self._event_at = self._context.monotonic()
 
     def view_age_seconds(self) -> float:
@@ -251,8 +242,7 @@ class CloudWatch:
         self._look.set()
 
     def group(self, fleet: FleetName) -> CloudView | None:
-        """Return AWS's newest answer about a fleet, or None if the control plane changed the group after its request.
-        """
+        """Return AWS's newest answer about a fleet, or None if the control plane changed the group since."""
         view = self._views.get(fleet)
         return view if view is not None and view.asked_at > self._not_before.get(fleet, float("-inf")) else None
 
@@ -288,8 +278,7 @@ class CloudWatch:
         return f"EC2 reports its {' and '.join(failed)} status check{'s' if len(failed) > 1 else ''} as impaired"
 
     def domains(self, fleet: FleetName) -> Mapping[NodeId, str]:
-        """Return each instance's failure domain: its innermost network node. Nodes without topology data are missing.
-        """
+        """Return each instance's failure domain: its innermost network node. Nodes without topology are missing."""
         known = self._known.get(fleet)
         return dict(known.domains) if known is not None else {}
 
@@ -357,7 +346,6 @@ class CloudWatch:
         about.has_held = bool(found)
 
     def _ask_closely(self, fleet: FleetName, ids: set[NodeId], about: _Known) -> bool:
-        """Make the requests about instances that are due. Return whether an answer changed."""
         asked_at = self._context.monotonic()
         is_due = asked_at - about.details_requested_at >= CLOSE_SECONDS
         is_news = False

@@ -21,9 +21,8 @@ from everstep.protocol.agent_messages import CommandEnded, RunCommand
 from everstep.protocol.ids import NodeId
 
 MAX_WAITING: Final = 32
-"""Limit of commands that run at the same time."""
 MAX_KEPT: Final = 64
-"""Limit of finished commands whose answers the server remembers for repeated calls."""
+"""Finished commands whose answers the server remembers for repeated calls."""
 ANSWER_SECONDS: Final = 5.0
 """Seconds for which callers wait in addition to the command's own timeout."""
 

@@ -30,11 +30,9 @@ class LoopContext:
     registry: AgentRegistry
     timeouts: Timeouts
     secret: bytes
-    """The server secret, from which the server derives the keys of generations."""
     owner: str
     """The name by which this process owns leases. Each start of the server makes a new name."""
     bucket: str
-    """The server's S3 bucket, which receives the evidence about held nodes."""
     is_local: bool = False
     """Whether the fleets are local clusters, whose nodes share one machine."""
     events: EventQueue | None = None

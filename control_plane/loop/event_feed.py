@@ -38,11 +38,9 @@ class FeedOptions:
     heartbeat_seconds: float = 10.0
     """Seconds after which a follower without new events receives an empty batch."""
     follower_limit: int = 256
-    """Limit of open event streams of one server."""
     followers_per_token_limit: int = 32
     """Limit of open streams per API token, so that one caller cannot use up `follower_limit`."""
     recent_limit: int = 1_000
-    """Limit of events that the server keeps in memory."""
     page_limit: int = 500
     """Limit of events per read of the table and per batch."""
 

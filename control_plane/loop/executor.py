@@ -96,8 +96,7 @@ class Executor:
         self._last_logs = LastLogs(context)
 
     def send(self, action: JobAction | FleetAction) -> None:
-        """Queue the message of an action for its agent, or drop it if the agent is not connected. The loops repeat it.
-        """
+        """Queue the message of an action for its agent, if it is connected. The loops repeat lost messages."""
         match action:
             case Send(node_id, message):
                 self._context.registry.send(node_id, message)
@@ -109,8 +108,7 @@ class Executor:
                 pass
 
     def put_manifest(self, lease: Lease, action: PutManifest) -> None:
-        """Start to write a manifest to S3 and its checkpoint to the database, unless this work is already in progress.
-        """
+        """Start to write a manifest to S3 and its checkpoint to the database, unless this work is in progress."""
         key = f"manifest/{action.manifest.run}/{action.manifest.generation}/{action.manifest.step}"
         self.begin_work(key, lambda: self._put(lease, key, action))
 
@@ -330,7 +328,6 @@ class Executor:
         )
 
     def _make(self, call: Call) -> object:
-        """Make a call to AWS about a node, and record it in the trace of the node's newest incident."""
         if not self._context.tracer.is_recording:
             return call.make()
         node_id = str(call.detail.get("node_id", ""))

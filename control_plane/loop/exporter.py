@@ -60,7 +60,6 @@ class EventExporter:
         self._now = now
         self._lease: Lease | None = None
         self.failure_count = 0
-        """Number of failed attempts to export since the last success."""
 
     def export_some(self) -> bool:
         """Send the next events to the receiver, and return whether more events are ready. Blocks.

@@ -45,7 +45,6 @@ class FleetLoop:
     stored: Callable[[FleetName], None]
     """Called with a fleet's name after the loop has stored a decision."""
     _fleets: tuple[FleetName, ...] = ()
-    """Names of all fleets, as the loop last read them from the database."""
 
     async def sweep(self) -> None:
         """Make one pass per fleet. Disconnect the agents of fleets that another server manages."""

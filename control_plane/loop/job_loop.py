@@ -72,7 +72,6 @@ class JobLoop:
         self._sent: dict[RunId, frozenset[tuple[str, str]]] = {}
         """Kind and node of each message of the last decision. Traces omit messages that are sent again."""
         self._live: dict[RunId, jobs.SavedJob] = {}
-        """Rows of the jobs that this server manages, at the last sweep."""
         self._scheduler = Scheduler(self._process, PASS_LIMIT, self.context.monotonic)
 
     def forget_rows(self, name: FleetName) -> None:
@@ -80,8 +79,7 @@ class JobLoop:
         self._shared.forget(name)
 
     async def sweep(self) -> None:
-        """Process each unfinished job once. Return after all work, or `PATIENCE_SECONDS` after the last work has begun.
-        """
+        """Process each unfinished job once, and wait up to `PATIENCE_SECONDS` after the last work has begun."""
         if any(True for _ in self.context.registry.take_lost()):
             self.cloud.poll_now()
         self._shared.forget()
@@ -109,7 +107,6 @@ class JobLoop:
         self._scheduler.cancel()
 
     async def _process(self, run: RunId) -> None:
-        """Make a pass and log a failure. The scheduler never runs two passes of one job at once."""
         job = self._live.get(run)
         if job is None:
             return  # The job has ended, or another server has taken its fleet over, since this call was scheduled.
@@ -229,7 +226,6 @@ class JobLoop:
     async def _follow_drill(
         self, lease: Lease, stored: StoredJob, observed: JobObserved, decision: Decision, now: float
     ) -> None:
-        """Advance a drill."""
         if observed.drill is None or stored.around.pause:
             return
         plan = decision.plan or observed.plan

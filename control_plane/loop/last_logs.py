@@ -23,7 +23,6 @@ from everstep.protocol.plan import ObjectReference
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS: Final = 5.0
-"""Longest delay of an instance's end."""
 REMEMBERED_COUNT: Final = 1_000
 """Number of nodes with stored logs that are remembered, so that each node's logs are stored only once."""
 
@@ -39,7 +38,7 @@ class LastLogs:
     def __init__(self, context: LoopContext) -> None:
         self._context = context
         self._begun: dict[NodeId, datetime] = {}
-        """Time of the first call of `may_end` for each node, the oldest call first."""
+        """Time of the first call of `may_end`, the oldest call first."""
 
     async def may_end(self, node_id: NodeId) -> bool:
         """Request the logs of a node, and return whether its instance may end now.

@@ -46,7 +46,6 @@ SCAN_LINES: Final = 100_000
 PAGE_CHARACTERS: Final = 1 << 20
 """Characters from which on a page takes no further line. JSON makes up to six bytes of one."""
 SCAN_GENERATIONS: Final = 100
-"""Limit of generations examined for one page."""
 CACHED_BYTES: Final = 8 * 1024 * 1024
 """Size limit of the cache of decoded log chunks, in bytes as S3 stores them."""
 PATIENCE: Final = timedelta(seconds=30)
@@ -144,7 +143,6 @@ class _OfNode:
     """The stored chunks (S3 objects) that contain one node's lines of one generation."""
 
     chunks: list[_Stored] = field(default_factory=list)
-    """Chunks that the node itself uploaded, in order of their lines."""
     tails: list[_Stored] = field(default_factory=list)
     """Copies of this node's lines that its holders uploaded, in order of their lines."""
 

@@ -38,8 +38,7 @@ FLUSH_SECONDS: Final = 1.0
 MAX_CHUNKS: Final = 64
 """Number of rows of points that one transaction touches for a node: half a second on a slow machine."""
 REST_RATIO: Final = 3.0
-"""Pause after `flush`, as a multiple of its duration: the writer uses the database for at most a quarter of the time.
-"""
+"""Pause after `flush`, as a multiple of its duration. The writer then uses the database a quarter of the time."""
 
 
 def first_piece(batch: MetricBatch) -> MetricBatch:

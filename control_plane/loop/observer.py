@@ -84,17 +84,15 @@ class StoredFleet:
 
     fleet: fleets.FleetRecord
     nodes: tuple[nodes.SavedNode, ...]
-    """The nodes that have not ended."""
     jobs: tuple[jobs.SavedJob, ...]
-    """The jobs that have not ended."""
     notices: tuple[notices.NoticeRecord, ...]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
     replaced: tuple[datetime, ...]
     """At least the requests of the last hour. See `core.observed.fleets.FleetObserved.replaced`."""
     failed_join_count: int
     rebooted: Mapping[NodeId, datetime]
-    launch: intents.IntentRecord | None
     """Time at which EC2 accepted the reboot request, for each node in state REBOOTING."""
+    launch: intents.IntentRecord | None
     pause: str = ""
     """The person who paused all automatic actions, and the reason. Empty while automation is active."""
 
@@ -438,6 +436,5 @@ def _takes_in(fleet: fleets.FleetRecord, job: jobs.SavedJob) -> bool:
 
 
 def _what_holds(fleet: fleets.FleetRecord | None) -> tuple[Reason, ...]:
-    """Return the fleet's reasons if one explains why a job lacks nodes."""
     reasons = () if fleet is None else fleet.reasons
     return reasons if any(isinstance(reason, ReplacementLimit | JoinsFail) for reason in reasons) else ()

@@ -42,7 +42,7 @@ RECORD: Final = re.compile(r"(\d{1,10})\.json", re.ASCII)
 _NAMES: Final = msgspec.json.Decoder(list[str])
 NEVER: Final = datetime.max.replace(tzinfo=UTC)
 RUNS_AT_ONCE: Final = 50
-"""Limit of runs per call of `delete_due`. Otherwise a restarted server would list the objects of every run at once."""
+"""Limit of runs per call of `delete_due`. A restarted server would otherwise list the objects of every run at once."""
 
 
 class OrphanKeeper:
@@ -61,13 +61,10 @@ class OrphanKeeper:
         self._objects = objects
         self._now = now
         self._examined: dict[str, tuple[int, int]] = {}
-        """For each run: the generation below which no orphans are left, and the number of deleted checkpoints at that
-        time.
-        """
+        """For each run: the generation below which no orphans are left, and the number of deleted checkpoints then."""
         self._revisit_at: dict[str, datetime] = {}
         """For each run, the time at which the oldest of its orphans in the trash are due."""
         self._failures: dict[str, int] = {}
-        """For each run, the number of failed examinations since the last success."""
 
     def delete_due(self) -> int:
         """Delete orphans of the runs whose generations ended since the last call, and return their number. Blocks."""
@@ -119,7 +116,6 @@ class OrphanKeeper:
         return (self._now() - since).total_seconds() > 2 * KEPT_SECONDS
 
     def _collect(self, run_id: str, ended_before: Generation) -> int:
-        """Move new orphans of a run to the trash, and delete those whose time in the trash is over."""
         now = self._now()
         with self._database.read() as session:
             job = jobs.get_run(session, run_id)

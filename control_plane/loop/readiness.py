@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 SHOWN_FLEETS = 3
-"""Maximum number of fleets that the text of a problem names."""
 
 
 @dataclass(slots=True)

@@ -44,12 +44,10 @@ from control_plane.loop.verifier import VERIFICATION_POLL_SECONDS, Verifier
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 1.0
-"""Longest time between two sweeps of a loop."""
 PRUNE_SECONDS = 60.0
 PAUSE_SECONDS = 0.005
 """Shortest pause after a sweep. It lasts at least as long as the sweep, so a loop is busy at most half of the time."""
 BEATS_PER_LEASE = 6
-"""Calls of `Hearing.beat` within `lease_seconds`."""
 
 
 class Runner:
@@ -116,8 +114,7 @@ class Runner:
         )
 
     async def sweep_repeatedly(self, stop: asyncio.Event, sweep: Callable[[], Awaitable[None]], loop: Loop) -> None:
-        """Repeat a loop's sweep until `stop` is set: after a change, a silence of `lease_seconds`, or `SWEEP_SECONDS`.
-        """
+        """Repeat a loop's sweep until `stop` is set, at a change, silence of `lease_seconds`, or `SWEEP_SECONDS`."""
         seen = 0
         while not stop.is_set():
             begun = self._context.monotonic()

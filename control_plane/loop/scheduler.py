@@ -37,7 +37,6 @@ class Scheduler(Generic[K]):
         """Keys whose work waits, in order, each with the future that ends with this work."""
         self._running: dict[K, asyncio.Task[None]] = {}
         self._again: set[K] = set()
-        """Keys whose work runs now and was requested again since it began."""
         self._failure_count: dict[K, int] = {}
         self._not_before: dict[K, float] = {}
         self._is_closed = False

@@ -76,7 +76,6 @@ class KnownContents:
 
     def __init__(self, max_idle_bytes: int = IDLE_BYTES) -> None:
         self.max_idle_bytes = max_idle_bytes
-        """Bytes read from other objects after which the verifier closes the connection to an object."""
         # Keys instead of names, because two shared objects in different folders can have the same name.
         self.intact: set[str] = set()
         """Keys of the shared objects that were read completely and hash to their names."""

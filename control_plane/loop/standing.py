@@ -210,7 +210,6 @@ def _held_node(node: SavedNode) -> HeldNode:
 
 
 def _held_by_run(session: Session, runs: Sequence[str]) -> dict[str, tuple[HeldNode, ...]]:
-    """Return the held nodes that incidents of the jobs involved, by run id."""
     held = {node.id: _held_node(node) for node in nodes.held(session)} if runs else {}
     pairs = implications.runs_of(session, held) if held else ()
     return _grouped((run_id, held[node_id]) for run_id, node_id in pairs if run_id in runs)

@@ -28,7 +28,6 @@ class Surroundings:
     name: FleetName
     fleets: Mapping[FleetName, fleets.FleetRecord]
     jobs: tuple[jobs.SavedJob, ...]
-    """The fleet's jobs that have not ended."""
     nodes: Mapping[NodeId, nodes.SavedNode]
     """Includes ended nodes, because their end is evidence for decisions."""
     notices: Mapping[NodeId, tuple[Notice, ...]]
@@ -38,8 +37,7 @@ class Surroundings:
 
 
 class SharedRows:
-    """A cache of `Surroundings` for the passes of one sweep. Used on the server's event loop; `read` runs in a thread.
-    """
+    """A cache of `Surroundings` for the passes of one sweep. Used on the event loop; `read` runs in a thread."""
 
     def __init__(self, read: Callable[[FleetName], Surroundings]) -> None:
         self._read = read

@@ -172,7 +172,6 @@ class Commands:
 
     @property
     def _rounds(self) -> RoundServer | None:
-        """The coordinator of the running generation, if this node runs it; otherwise None."""
         return self.lifecycle.member.server if self.lifecycle.member is not None else None
 
     def _kill(self, run: RunId, generation: Generation, rank: Rank | None, drill: str) -> None:

@@ -90,7 +90,6 @@ class ControlClient:
         self._interval_seconds = 1.0
         self._open_seconds = OPEN_SECONDS
         self._server_minor = 0
-        """The minor protocol version of the server that welcomed the agent last."""
 
     def send_lines(self, lines: LogLines) -> None:
         """Queue log lines of ranks if the client is connected. On a slow connection, drop the oldest queued lines."""
@@ -157,7 +156,6 @@ class ControlClient:
         return token
 
     def _keep(self, token: str) -> None:
-        """Use a new session token from now on, and write it to disk if the disk permits."""
         self._session = token
         scratch = self.token_path.with_suffix(".new")
         try:
@@ -219,7 +217,6 @@ class ControlClient:
             await self._lines_added.wait(seen)
 
     async def _send_supported(self, line: ClientConnection, message: Message) -> None:
-        """Send a message to the server, unless the server's release does not support this type of message."""
         if is_supported(message, self._server_minor):
             await line.send(encode(message))
 

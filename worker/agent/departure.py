@@ -112,7 +112,6 @@ class Departure:
         await end(self._waiting)
 
     async def _release(self, run: RunId, *, wait_seconds: float = LEAVING_SECONDS) -> None:
-        """Wait for the uploads of a run, then remove the run's files and processes from this node."""
         if self.promise.run not in (None, run):
             return
         log.info("release run %s", run)

@@ -43,7 +43,6 @@ class RankInspection:
     def __post_init__(self) -> None:
         self._commands = RankCommands(self._environment, self.answer, self._user)
         self._stacks: StackWatch | None = None
-        """Created at the control plane's first request."""
 
     def run_command(self, command: RunCommand, *, is_current: bool) -> None:
         """Run a user's command next to the process of a rank. Refuse it unless `is_current` and the rank runs here."""

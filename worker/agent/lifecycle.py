@@ -278,7 +278,6 @@ class Lifecycle:
             await end(watching)
 
     async def _patiently(self, load: Callable[[], Awaitable[T]]) -> T:
-        """Run a load, and repeat it while a store is out of reach. Meanwhile, report the store as a fault."""
         reported: NodeFault | None = None
 
         def report(fault: NodeFault | None) -> None:
@@ -311,7 +310,6 @@ class Lifecycle:
         await self._run_ranks(self.promise.value or promise, member)
 
     async def _run_ranks(self, promise: Promise, member: Member) -> None:
-        """Start those ranks that an earlier agent process has not started, and watch all ranks of this node."""
         if promise.phase is MemberPhase.RUNNING:
             unborn = set(member.here.ranks) - {
                 key.rank

@@ -35,7 +35,6 @@ class RankLogLines:
     def __post_init__(self) -> None:
         self._shipper: LogShipper | None = None
         self._followed_until = 0.0
-        """Monotonic time until which a user follows the ranks' log lines."""
 
     def begin(self, plan: GenerationPlan, here: PlanNode) -> None:
         """Start to upload the log lines of a generation's ranks."""

@@ -28,7 +28,6 @@ class EndedOutputs:
         self._rank_outputs = rank_outputs
         self._tasks: set[asyncio.Task[object]] = set()
         self.faults: tuple[NodeFault, ...] = ()
-        """The newest outputs of the run's ended generations that are not in S3."""
 
     @property
     def is_pending(self) -> bool:
@@ -81,8 +80,7 @@ class EndedOutputs:
             await asyncio.wait(self._tasks, timeout=self._rank_outputs.poll_seconds)
 
     def abandon(self) -> None:
-        """Cancel all uploads of ended generations, without waiting for their threads. The rest of the output is lost.
-        """
+        """Cancel all uploads of ended generations, without waiting for their threads. The rest is lost."""
         for task in self._tasks:
             task.cancel()
 

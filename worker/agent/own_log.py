@@ -54,8 +54,7 @@ class OwnLog(logging.Handler):
             self.release()
 
     def put(self, objects: ByteStore, place: ObjectReference, shim_log: Path) -> None:
-        """Upload this log and the end of the shim's log, if that exists, below a prefix. Blocks. Raises StorageError.
-        """
+        """Upload this log and the end of the shim's log, if any, below a prefix. Blocks. Raises StorageError."""
         objects.put_bytes(ObjectReference(bucket=place.bucket, key=f"{place.key}agent.log"), self.text())
         if shim_log.exists():
             with shim_log.open("rb") as file:

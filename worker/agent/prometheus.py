@@ -33,9 +33,8 @@ class AgentFacts:
     report: AgentReport | None
     is_connected: bool
     waiting_count: int
-    """Number of logged training steps whose values the control plane has not stored yet."""
     dropped_count: int
-    """Number of logged training steps whose values this node has dropped, because its queue was full."""
+    """Values that were dropped because the queue was full."""
 
 
 def families(facts: AgentFacts) -> Iterator[Metric]:

@@ -32,7 +32,6 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True):
     phase: MemberPhase
     plan: GenerationPlan | None = None
     key: bytes = b""
-    """The secret key with which nodes of the generation authenticate each other."""
     entry_point: str = ""
     """Path of the script in the unpacked source tree."""
     version: int = 1
@@ -128,8 +127,7 @@ class CurrentPromise:
         self._on_run(RunId(promise.run))
 
     def store(self, promise: Promise) -> bool:
-        """Write a promise to disk, then make it current. Return False, without a change, if the disk refuses the write.
-        """
+        """Write a promise to disk, then make it current. Return False, without a change, if the disk refuses."""
         try:
             self._file.write(promise)
         except OSError as error:  # `FullDisks` records the error, and the agent reports it.

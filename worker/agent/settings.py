@@ -28,7 +28,6 @@ class AgentSettings:
     join_token: str
     peer_port: int = 0
     is_warm: bool = True
-    """True if the shim forks ranks from a template process."""
     tls: ssl.SSLContext | None = None
     """None uses the system's certificates."""
     claim: Claim | None = None

@@ -32,8 +32,7 @@ class SnapshotRequests:
         self._count = 0
 
     def take(self, request: HoldSnapshot | ReadSnapshot | ReleaseSnapshot, member: Member | None) -> None:
-        """Begin to answer a request of an export. Must not block. `member` is None if the generation does not run here.
-        """
+        """Begin to answer a request of an export. Must not block. `member` is None if its generation runs elsewhere."""
         if isinstance(request, ReleaseSnapshot):
             if member is not None:
                 member.held.release(request.hold_id)

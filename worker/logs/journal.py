@@ -57,7 +57,6 @@ class JournalLimits:
     chunk_bytes: int = 256 * 1024
     """Size at which a chunk is complete."""
     read_bytes: int = 256 * 1024
-    """Maximum bytes of one read from a stream."""
     journal_bytes: int = 64 * 1024 * 1024
     """Maximum bytes of chunks that wait for their upload. Beyond this size, the journal reads no further output."""
     freed_bytes: int = 4 * 1024 * 1024
@@ -175,7 +174,6 @@ class LogJournal:
             self._chunks.pop(0).path.unlink(missing_ok=True)
 
     def _take_up(self) -> None:
-        """Continue the chunks that an earlier agent process of this node wrote."""
         found = sorted(
             name
             for path in self.folder.glob("node=*/*.jsonl")

@@ -50,8 +50,7 @@ MAX_FOLDER_DEPTH = 100
 MAX_UNSTORED = 20
 """Maximum number of unstored outputs in a node's report and in the agent's log."""
 MAX_ENTRIES = 10_000
-"""Limit of files and folders of an output folder that the agent reads, because an ended job keeps its nodes meanwhile.
-"""
+"""Limit of entries of an output folder that the agent reads, because an ended job keeps its nodes meanwhile."""
 Unstored = tuple[OutputFailure, str]
 """An output that is not in S3, and a sentence about it for people."""
 _Files = list[tuple[str, Path]]
@@ -84,7 +83,6 @@ class RankOutputs:
 
     def __post_init__(self, state: Path) -> None:
         self.poll_seconds = OUTPUT_POLL_SECONDS
-        """Seconds between two checks of the progress of uploads."""
         self._moved_at = -math.inf
         self._under_way: dict[str, int] = {}
         """Size in bytes of each file that is being uploaded, by its key in the store."""
@@ -197,7 +195,6 @@ class RankOutputs:
     async def _send(
         self, folder: Path, path: Path, reference: ObjectReference, uid: int
     ) -> tuple[OutputCause, Exception] | None:
-        """Upload one file. Return the cause and the error if it is not in S3, or None."""
         try:
             file = _open_output(folder.resolve(), path, uid)
         except OSError as error:

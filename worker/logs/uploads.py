@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 READ_SECONDS = 0.1
-"""Seconds between two checks for new output of ranks."""
 LIVE_LINES = 500
 """Limit of log lines in one message to the control plane."""
 LIVE_CHARACTERS = 1024 * 1024

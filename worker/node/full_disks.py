@@ -51,8 +51,7 @@ class FullDisks:
         return self._note(named or fallback or self._state, found.strerror or str(found))
 
     def note_words(self, words: str) -> NodeFault | None:
-        """Record a failed write of another process if the last lines of its output report a full disk. None otherwise.
-        """
+        """Record a failed write of another process if the last lines of its output report a full disk."""
         match = _WORDS.search(words)
         if match is None:
             return None

@@ -38,8 +38,7 @@ EC2_ENDPOINT = "http://169.254.169.254"
 
 
 def endpoint_of(environment: Mapping[str, str], dmi: Path = DMI) -> str | None:
-    """Return the URL of this node's metadata service: the one that AWS SDKs' variables name, or EC2's on an instance.
-    """
+    """Return the URL of this node's metadata service: as AWS SDKs' variables name it, or EC2's own on an instance."""
     if environment.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return None
     named = environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")

@@ -62,8 +62,7 @@ def network_cards(address: str, class_net: Path = CLASS_NET) -> tuple[NetworkCar
 
 
 def card_of(address: str) -> str:
-    """Return the name of the network card with this IPv4 address, the loopback card for loopback, or an empty string.
-    """
+    """Return the name of the card with this IPv4 address, the loopback card for loopback, or an empty string."""
     for _, name in socket.if_nameindex():
         if (found := _interface(name)) is not None and str(found.ip) == address:
             return name

@@ -158,7 +158,6 @@ class RoleCredentials:
         }
 
     async def _current(self) -> RoleKeys:
-        """Return valid credentials. Request new ones in the background before the old ones expire."""
         left = self._keys.expires_at - self._now() if self._keys is not None else 0.0
         is_idle = self._renewing is None or self._renewing.done()
         if left < RENEW_SECONDS and is_idle and (left <= 0 or self._now() - self._asked_at >= STS_RETRY_SECONDS):

@@ -47,7 +47,6 @@ FETCHES_AT_ONCE = 8
 MAX_ATTEMPTS = 4
 INPUT_RETRY_SECONDS = 1.0
 MAX_OBJECTS = 1_000_000
-"""Maximum number of objects in one input channel."""
 SPARED_PART = 0.05
 """Fraction of the disk that cached input files must leave free, if no limit in bytes is set."""
 _READ_BYTES = 4 * 1024 * 1024
@@ -64,7 +63,6 @@ class IndexedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     place: str
     """Path relative to the folder of the input channel."""
     name: str
-    """Name of the cached file to which the channel's folder links."""
     bytes: int
 
 
@@ -198,7 +196,6 @@ class InputCache:
             (self._objects / name).unlink()
 
     def _fetch_all(self, store: ObjectStore, wanted: Iterable[_Wanted], cancelled: threading.Event) -> None:
-        """Fetch several objects in parallel threads; the first failure stops all threads."""
         failed = threading.Event()
 
         def fetch(each: _Wanted) -> None:
@@ -269,8 +266,6 @@ class InputCache:
         scratch.replace(path)
 
     def _link(self, run: RunId, channel: str, wanted: Sequence[_Wanted]) -> None:
-        """Build an input channel's folder from links to cached files, rename it into place, and then write its index.
-        """
         folder = self._runs / run / channel
         scratch, index = folder.with_name(f"{channel}.new"), folder.with_name(f"{channel}.json")
         index.unlink(missing_ok=True)

@@ -63,7 +63,6 @@ LAYERS_PART = 0.25
 """Fraction of the file system that all layers may use, if no limit in bytes is set."""
 LAST_LINES_BYTES = 1200
 END_SECONDS = 15.0
-"""Longest wait for the end of the killed processes of pip."""
 _LOCK_POLL_SECONDS = 0.2
 """Pause between two attempts to take the installation lock, which another agent process of this node may hold."""
 _PASSED_ON = frozenset(
@@ -74,10 +73,7 @@ _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"})
 _SETTING = "PIP_"
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 _LOCAL = re.compile(r"^[ \t]*(-r|-c|-e|--requirement|--constraint|--editable|\.)|/|\.whl", re.MULTILINE)
-"""Matches requirements that may name other files of the source archive.
-
-Layers for such requirements are used only by jobs with the same source archive. A false match only prevents sharing.
-"""
+"""Matches requirements that may name other files of the source archive. A false match only prevents sharing."""
 _ERROR = "ERROR: "
 _REQUIREMENTS = "requirements.txt"
 
@@ -89,7 +85,6 @@ class InstallationOrder:
     project: str
     """Only jobs of the same project share installed packages."""
     source: Path
-    """Root folder of the job's unpacked source tree."""
     source_sha256: str
     requirements: str
     """Path of the requirements file relative to the source tree."""
@@ -276,7 +271,6 @@ def read_requirements(order: InstallationOrder) -> bytes:
 
 
 def _key(order: InstallationOrder, allows_builds: bool = False) -> str:
-    """Return the name of a layer: a digest of everything that determines its content."""
     data = read_requirements(order)
     libc = os.confstr("CS_GNU_LIBC_VERSION") or "" if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
     facts = {
@@ -293,7 +287,6 @@ def _key(order: InstallationOrder, allows_builds: bool = False) -> str:
 
 
 def _make_environment(folder: Path, user: RankUser | None) -> None:
-    """Create a virtual environment that includes this interpreter's packages, and that `user` can write."""
     venv.EnvBuilder(symlinks=True).create(folder)
     lines = [f"import site; site.addsitedir({path!r})" for path in site.getsitepackages()]
     (_packages_of(folder) / "node.pth").write_text("\n".join(lines) + "\n")
@@ -400,7 +393,6 @@ def _seal(scratch: Path, layer: Path, user: RankUser | None, folders: Sequence[P
 
 
 def _modules(folder: Path) -> Iterable[str]:
-    """Yield the names of the modules that can be imported from a folder."""
     for path in folder.iterdir():
         name = path.name.partition(".")[0]
         if name.isidentifier() and name != "__pycache__" and (path.is_dir() or path.suffix in (".py", ".so")):

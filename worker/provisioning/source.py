@@ -35,10 +35,7 @@ from worker.storage.object_store import ObjectStore
 
 MAX_UNPACKED_BYTES = 4 * 1024**3
 _placing = threading.Lock()
-"""Held while a thread checks for cancellation and moves a tree to its final path.
-
-A cancelled attempt therefore never replaces the tree of a later attempt.
-"""
+"""Held while a thread checks for cancellation and moves a tree, so that a cancelled attempt replaces no later tree."""
 
 
 class SourceArchives:
@@ -54,7 +51,7 @@ class SourceArchives:
         self._held = {path.name.removesuffix(".tar.gz") for path in folder.glob("*.tar.gz")}
         self._wanted = frozenset(self._held)
         self._files: tuple[str, dict[str, tuple[int, int]]] = "", {}
-        """The digest of the archive whose list of files was read last, and this list."""
+        """The digest of an archive and its list of files, as read last."""
 
     @property
     def held(self) -> tuple[str, ...]:

@@ -82,7 +82,6 @@ class Supplies:
         await self._credentials.close()
 
     async def _assume(self, plan: GenerationPlan, key: bytes) -> RoleKeys | None:
-        """Assume the job's role and serve its credentials to the ranks; return None if the job has no role."""
         if not plan.script.role_arn:
             return None
         try:
@@ -168,8 +167,7 @@ class Supplies:
 
 
 def wait_for_start(plan: GenerationPlan) -> bool:
-    """Return whether the ranks may start only after all nodes have loaded their shards and fetched their inputs. Pure.
-    """
+    """Return whether the ranks may start only after all nodes have loaded their shards and inputs. Pure."""
     # A node on which the job has not run before may fetch inputs for hours. Ranks on the other nodes would then time
     # out in the rendezvous of torch.distributed.
     fetches = bool(plan.script.requirements) or any(channel.prefix is not None for channel in plan.script.inputs)

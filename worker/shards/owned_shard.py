@@ -75,9 +75,7 @@ class OwnedShard:
         """The newest step that is completely uploaded to S3, or `NONE`."""
         self.granted_slot = -1
         self.arriving: Arriving | None = None
-        """Lets the rank copy its state while the state arrives. None until the list of this state's tensors has
-        arrived.
-        """
+        """None until the list of this state's tensors has arrived. Lets the rank copy its state while that arrives."""
         self.refusal = ""
         """Reason why this rank cannot capture a snapshot now; empty if it can."""
         self.refusal_cause = UnkeptCause.NO_SLOT
@@ -104,9 +102,7 @@ class OwnedShard:
         """Digests of the newest sealed steps of this generation (`ShardProtection.states`)."""
         self._base_step = base_step if self.base is None else self.base.step
         self._given_up: list[str] = []
-        """Reasons of the newest abandoned steps since the last commit, without proposals that came too late for the
-        rank.
-        """
+        """Reasons of the newest abandoned steps since the last commit, without proposals that came too late."""
         self._unkept: UnkeptCause | None = None
         """Cause of the newest abandoned step since the last commit, or None."""
         self._note(None, self.core.sealed)
@@ -180,8 +176,7 @@ class OwnedShard:
         return is_awaited or self.page.rank().standing is not RankStanding.MOVING
 
     def content(self, step: Step) -> Content:
-        """Return the content of `step`. The base was captured in an earlier generation, later steps in the running one.
-        """
+        """Return the content of `step`. Only the base was captured in an earlier generation."""
         return self.base if self.base is not None and step == self.base.step else Content(self.generation, step)
 
     def slot(self, step: Step) -> Slot | None:

@@ -50,8 +50,7 @@ class ChunkDigests:
         return self.is_complete and self.known_count == self.chunk_count
 
     def grow(self, final_bytes: int) -> None:
-        """Record that the first `final_bytes` bytes of the payload are finished. An outdated, lower value is ignored.
-        """
+        """Record that the first `final_bytes` bytes of the payload are finished. A lower, outdated value is ignored."""
         self._final_bytes = max(self._final_bytes, final_bytes)
         self.changed.notify()
 

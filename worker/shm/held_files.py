@@ -33,7 +33,6 @@ ANSWER_SECONDS = 2.0
 """Longest wait for an answer of the shim, which usually takes 0.1 ms."""
 _PACKET_BYTES = 512
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-"""The kernel's setting for huge pages in shared memory."""
 FILES_SOCKET = "files.sock"
 """Name of the shim's socket for files, in the folder of its other socket."""
 HOLD, FORGET, NEXT, END = b"=", b"-", b">", b"."

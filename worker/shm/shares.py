@@ -115,7 +115,6 @@ class Membership:
 
     stripe: Stripe
     holder: Rank
-    """The rank of the stripe on this node, to which the share belongs."""
 
 
 class Shares:
@@ -256,7 +255,6 @@ class Shares:
             self._sealing.begin(self._seal(accumulation))
 
     async def _seal(self, accumulation: Accumulation) -> None:
-        """Seal the slot of a parity share that contains every contribution."""
         # Runs as a separate task, so that the loss of a contributor's connection does not cancel it.
         if accumulation.is_over:  # The node has begun to use the slot for another content.
             return

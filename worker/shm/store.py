@@ -350,7 +350,6 @@ class SlotStore:
         return self._makers[rank].locked()
 
     async def _enlarge(self, slot: Slot, rank: Rank, index: int, header: SlotHeader) -> None:
-        """Create the slot's file again with a larger capacity. Without enough memory, the slot then has no file."""
         slot.file.drop()
         slot.file = await self._create(rank, index, header)
 
@@ -414,7 +413,6 @@ class SlotStore:
                 self._forget_if_empty(owner)
 
     def _contents(self) -> dict[Rank, list[Content | None]]:
-        """Return the slots that have memory, as input for `Strays.slots_ahead`."""
         found: dict[Rank, list[Content | None]] = {
             rank: [slot.sealed_content for slot in slots if slot.file.header.capacity_bytes]
             for rank, slots in self.shards.items()
@@ -497,8 +495,7 @@ class SlotStore:
         slot.file.empty()
 
     def give_up(self, rank: Rank, content: Content) -> None:
-        """Cancel all tasks that read the slot into which the rank copies `content`, because it abandons the snapshot.
-        """
+        """Cancel all tasks that read the slot into which the rank copies `content`, because it abandons the copy."""
         for slot in self.shards.get(rank, []):
             if slot.is_written_with(content):
                 slot.digests = None

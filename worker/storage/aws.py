@@ -51,7 +51,6 @@ from worker.storage.object_store import ObjectStore
 
 # AWS allows at most one hour if one role assumes another role (IAM User Guide, role chaining).
 ROLE_SECONDS = 3600
-"""Lifetime of the credentials of an assumed role."""
 _CONNECT_TIMEOUT_SECONDS = 5
 _READ_TIMEOUT_SECONDS = 30
 _PROBE_TIMEOUT_SECONDS = 2
@@ -165,7 +164,6 @@ _ADVICE = {
     "SignatureDoesNotMatch": _KEYS,
     "SlowDown": "S3 limits the request rate of a prefix. The agent tries again.",
 }
-"""Advice that the agent appends to an error's text, by AWS's error code."""
 _NO_SPACE = "The store has no free space. Delete old checkpoints, or add space. The agent tries again."
 _NO_SPACE_STATUS = 507
 """HTTP status of a store without free space (RFC 4918, section 11.5). AWS S3 never answers with this status."""
@@ -200,7 +198,6 @@ class SecretPlace:
     service: str
     """boto3's name of the service: `secretsmanager` or `ssm`."""
     name: str
-    """Name or ARN of the secret."""
     region: str | None = None
     """None for the node's region."""
 

@@ -215,7 +215,6 @@ class _Upload:
 
     def __post_init__(self) -> None:
         self.entries = tensors_of(self.slot)
-        """All tensors of the slot, in the order of the payload."""
 
     def write(self, planned: Sequence[Planned], share: ShareOf | None, check: Callable[[], None]) -> UploadedShard:
         """Store the S3 objects that this rank writes for several ranks, then the shard's own object. Blocks."""

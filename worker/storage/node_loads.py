@@ -40,7 +40,6 @@ class NodeLoads:
         self.joined: set[Rank] = set()
         """The ranks whose loads have begun, so that their shared objects are known."""
         self.changed = Signal()
-        """Notified when a load begins."""
 
     def reader(self, place: ObjectReference) -> NodeLoad | None:
         """Return the load that reads or has read a shared object for this node, or None without such a load."""

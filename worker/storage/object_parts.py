@@ -36,7 +36,6 @@ class ObjectParts(Parts):
         self.present: set[int] = set()
         """Numbers of the parts that the slot contains. Changed only on the event loop."""
         self.changed = Signal()
-        """Notified after each change of `present`."""
         self._data_begin = data_begin
         self._spans = spans
         self._begins = begins

@@ -48,7 +48,6 @@ class ShardObject:
                 f"step {header.step} of rank {header.owner_rank} has changed in memory since it was sealed: {error}"
             ) from error
         self.bytes = len(self._beginning) + sum(entry.bytes for entry in self._own)
-        """Size of the object in bytes."""
 
     def verified_pieces(self, check: Callable[[], None]) -> Iterator[bytes | memoryview]:
         """Yield the whole safetensors object in pieces, and verify the slot's digests during the iteration.

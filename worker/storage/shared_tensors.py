@@ -45,7 +45,6 @@ class _Seen:
 
     step: Step
     digest: bytes
-    """xxh3-128 digest of the bytes of the group's S3 object."""
     sha256: str
     """Empty if the bytes differed from those of the previous upload."""
     crc: int = 0
@@ -76,7 +75,6 @@ class Planned:
     is_own: bool
     """True if this rank writes the object, False if another rank does."""
     crc: int
-    """CRC64NVME of the object's bytes."""
 
 
 class SharedTensors:
@@ -116,8 +114,7 @@ class SharedTensors:
             return self._offers[step]
 
     def forget(self, step: Step) -> None:
-        """Drop the cached offer of `step` after the last attempt to upload it. Called on the event loop; never blocks.
-        """
+        """Drop the cached offer of `step` after the last attempt to upload it, on the event loop."""
         self._offers.pop(step, None)
 
     def _offer(self, slot: SlotFile, entries: Sequence[TensorEntry], check: Callable[[], None]) -> Offer:
@@ -179,7 +176,6 @@ class SharedTensors:
         return tuple(planned)
 
     def _divide(self, entries: Sequence[TensorEntry]) -> Iterator[tuple[int, ...]]:
-        """Divide the frozen tensors into one group per S3 object, and yield the indices of each group's tensors."""
         numbers: list[int] = []
         size = 0
         for number, entry in enumerate(entries):
@@ -263,7 +259,6 @@ def _head(objects: ObjectStore, place: ObjectReference) -> StoredObject | None:
 
 
 def _digests(slot: SlotFile, tensors: Sequence[TensorEntry], check: Callable[[], None]) -> tuple[str, int]:
-    """Return SHA-256 and CRC64NVME of the bytes of the S3 object that stores a group of tensors."""
     whole, crc = hashlib.sha256(), 0
     for piece in _pieces(slot, tensors, check):
         whole.update(piece)

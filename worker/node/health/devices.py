@@ -38,8 +38,7 @@ def links(class_net: Path = CLASS_NET, class_infiniband: Path = CLASS_INFINIBAND
 
 
 def disk(path: Path, block_devices: Path = BLOCK_DEVICES) -> DiskFacts | None:
-    """Return the free space and the state of the file system that contains `path`; None if the folder does not exist.
-    """
+    """Return the free space and state of the file system that contains `path`; None if it does not exist."""
     try:
         # Only read, because a write to a hung volume would block.
         facts = os.statvfs(path)

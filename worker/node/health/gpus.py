@@ -26,7 +26,6 @@ from worker.errors import StubRefused
 log = logging.getLogger(__name__)
 STUB_VARIABLE = "EVERSTEP_NVML_STUB"
 STUB_NAME = "NVIDIA H100 80GB HBM3"
-"""Model name, as NVML reports it, of the simulated GPUs that a stub file describes."""
 _T = TypeVar("_T")
 
 
@@ -186,8 +185,6 @@ class NvmlGpus:
             return GpuFacts(index=index, name=self._names[index], xids=xids, is_lost=True)
 
     def _ask(self, question: Callable[[], _T], unknown: _T) -> _T:
-        """Return the result of an NVML call, or `unknown` if this GPU does not support it. A lost GPU raises an error.
-        """
         try:
             return question()
         except self._nvml.NVMLError_GpuIsLost:

@@ -44,8 +44,7 @@ class ProcessMemory:
 def memory_facts(
     proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"), process: str = "self"
 ) -> MemoryFacts:
-    """Read how much memory a process (a pid, or `self`) and its children can use, by the lowest limit of its cgroups.
-    """
+    """Read how much memory a process (a pid, or `self`) can use, by the lowest limit of its cgroups."""
     fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
     total = _kib(fields["MemTotal"])
     available = _kib(fields["MemAvailable"])
@@ -152,7 +151,6 @@ def _memory_cgroup(proc: Path, cgroups: Path, process: str) -> Path | None:
 
 
 def _inactive_file_bytes(group: Path) -> int:
-    """Return the bytes of inactive file pages of a cgroup and its children, from cgroup v1 or v2."""
     counts = _counts(group / "memory.stat")
     return counts.get("total_inactive_file", counts.get("inactive_file", 0))
 
