@@ -300,10 +300,7 @@ def confine(chosen: AgentSettings) -> str:
 
 
 async def serve(agent: Agent, manager: ServiceManager) -> None:
-    """Run the agent until SIGTERM or SIGINT, and report to systemd that the event loop runs.
-
-    The ranks continue to run, and the snapshots stay in shared memory for the next agent process.
-    """
+    """Run the agent until SIGTERM or SIGINT. The ranks and snapshots remain for the next agent process."""
     task = asyncio.create_task(agent.run(), name="agent")
     alive = asyncio.create_task(manager.keep_alive(), name="systemd's watchdog")
     manager.notify("READY=1")

@@ -78,10 +78,7 @@ class Background:
 
 
 async def first_of(*work: Coroutine[object, object, object]) -> None:
-    """Run all of `work` concurrently until the first coroutine ends, then cancel the others.
-
-    Raise the first one's error.
-    """
+    """Run all of `work` until the first coroutine ends, then cancel the others. Raise the first one's error."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -72,11 +72,7 @@ class AgentConnection:
         self.is_open = True
 
     def report(self, report: AgentReport) -> None:
-        """Accept an agent's report.
-
-        The registry drops a report if the node has a newer connection, and counts a report with an old sequence number
-        only as a sign of life.
-        """
+        """Accept an agent's report, unless the node has a newer connection. An old report counts as a sign of life."""
         if self.is_open and report.node_id == self.node_id:
             self._registry._reported(self, report)
 
@@ -123,10 +119,7 @@ class AgentConnection:
 
 
 class AgentRegistry:
-    """All agents that have connected since this server started.
-
-    `unix` is the time for display and for the phases of incidents.
-    """
+    """All agents that have connected since this server started. `unix` is the time for display and incidents."""
 
     def __init__(
         self, monotonic: Callable[[], float] = time.monotonic, unix: Callable[[], float] = steady_seconds
@@ -219,10 +212,7 @@ class AgentRegistry:
         }
 
     def send(self, node_id: NodeId, message: ControlToAgent) -> bool:
-        """Queue an idempotent message, unless the same message is already queued.
-
-        Return False and drop the message if the agent is not connected or its release is too old for the message.
-        """
+        """Queue an idempotent message once. Return False if the agent cannot receive it: not connected, or too old."""
         connection = self._connections.get(node_id)
         if connection is None or not connection.is_open or not is_supported(message, connection.protocol_minor):
             return False
@@ -230,10 +220,7 @@ class AgentRegistry:
         return True
 
     def forget(self, node_id: NodeId) -> None:
-        """Close the connection of an ended node.
-
-        Its last report remains available, because an incident may refer to it.
-        """
+        """Close the connection of an ended node. Its last report remains, because an incident may refer to it."""
         connection = self._connections.pop(node_id, None)
         if connection is not None:
             connection._end()

@@ -168,10 +168,9 @@ class CheckpointKeeper:
         return False
 
     def _mark_facts(self) -> None:
-        """Write the marks that S3 may lack: all pins, which older versions did not mark, once per server, and grown
-        numbers.
-        """
+        """Write the marks that S3 may lack: all pins, once per server, and generation numbers that have grown."""
         with self._database.read() as session:
+            # Older versions of Everstep did not mark pins.
             issued = jobs.issued_generations(session)
             pinned = [] if self._has_marked_pins else checkpoints.pinned(session)
         written = [self._try(f"step {each.step}", mark_pinned, each, each.pinned_at or self._now()) for each in pinned]

@@ -28,11 +28,7 @@ from everstep.protocol.ids import NodeId
 def group_observed(
     group: GroupState, failures: tuple[LaunchFailure, ...], before: GroupObserved | None
 ) -> GroupObserved:
-    """Convert AWS's answer about an Auto Scaling group to the input of decisions.
-
-    `group` includes what `complete_group` adds, `failures` are newest first, and `before` is the previous result or
-    None.
-    """
+    """Convert AWS's answer about a group, completed by `complete_group`. `failures` are newest first."""
     return GroupObserved(
         desired_count=group.desired_count,
         min_size=group.min_size,
@@ -103,10 +99,7 @@ def held_notices(group: GroupState, instances: Mapping[NodeId, InstanceState], n
 
 
 def held_members(group: GroupState, instances: Mapping[NodeId, InstanceState]) -> list[MemberState]:
-    """Return the group's members that a terminating lifecycle hook holds, or will hold soon.
-
-    Source: Amazon EC2 Auto Scaling User Guide, how lifecycle hooks work.
-    """
+    """Return the members that a terminating hook holds, or will hold soon. Source: EC2 Auto Scaling User Guide."""
     # A member stays in the state Terminating until its hook takes effect. With a load balancer, that can take minutes.
     has_hook = any(hook.transition == TERMINATING_TRANSITION for hook in group.hooks)
     return [

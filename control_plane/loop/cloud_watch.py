@@ -143,10 +143,7 @@ class CloudWatch:
         return interval_seconds(None if self._event_at is None else self._context.monotonic() - self._event_at)
 
     async def poll(self, *, patience_seconds: float | None = None) -> None:
-        """Request from AWS the state of the Auto Scaling group and the instances of each fleet that is due.
-
-        Slower requests than `patience_seconds` continue in the background. None: wait for all answers.
-        """
+        """Request the groups and instances of each fleet that is due. Requests continue after `patience_seconds`."""
         asked_at, due = self._context.monotonic(), list[fleets.FleetRecord]()
         for fleet in await asyncio.to_thread(self._fleets):
             name = FleetName(fleet.name)
@@ -260,17 +257,11 @@ class CloudWatch:
         return condition, ended
 
     def suspect(self, fleet: FleetName, node_id: NodeId) -> None:
-        """Request a node's status checks more often.
-
-        The mark expires, so the loops repeat it while the agent is silent.
-        """
+        """Request a node's status checks more often for a while. The loops repeat it while the agent is silent."""
         self._known.setdefault(fleet, _Known()).suspects[node_id] = self._context.monotonic()
 
     def complaint(self, fleet: FleetName, node_id: NodeId) -> str:
-        """Return a clause, to follow "and", that names the failed EC2 status checks of a running instance.
-
-        The clause is empty if EC2 reported no failed check within the last `FORGET_SECONDS`.
-        """
+        """Return a clause, to follow "and", about an instance's recent failed EC2 status checks. Empty without any."""
         known = self._known.get(fleet)
         asked_at, failed = known.failed_checks.get(node_id, (0.0, ())) if known is not None else (0.0, ())
         if not failed or self._context.monotonic() - asked_at > FORGET_SECONDS:

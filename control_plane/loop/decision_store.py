@@ -137,10 +137,7 @@ class DecisionStore:
             events.append_for_job(session, job, "DrillStateChanged", message, records.at(now), node_id=drill.node_id)
 
     def record_outputs(self, fleet: FleetName, node_id: NodeId, member: MemberReport, now: float) -> None:
-        """Add the unstored outputs of a node that leaves an ended job to the job, with an event for new ones.
-
-        The job loop records those of an unfinished job. Raises StaleLease if the fleet's lease is lost.
-        """
+        """Add the unstored outputs of a node that leaves an ended job to the job, with an event. Raises StaleLease."""
         with self._database.write() as session:
             self._fleet_leases.check(session, fleet)
             try:

@@ -84,10 +84,7 @@ def generation_key(secret: bytes, run: RunId, generation: Generation) -> bytes:
 
 
 class Executor:
-    """Executes the actions of both loops' decisions on the event loop, and calls AWS and S3 in threads.
-
-    `renewed` returns a job's or fleet's lease as it was last renewed.
-    """
+    """Executes the decisions' actions. `renewed` returns a job's or fleet's lease as it was last renewed."""
 
     def __init__(self, context: LoopContext, renewed: Callable[[Lease], Lease]) -> None:
         self._context = context
@@ -124,8 +121,7 @@ class Executor:
             )
 
     def change_group(self, lease: Lease, actions: Sequence[GroupAction], changed: Callable[[], None]) -> None:
-        """Start to apply changes to a fleet's Auto Scaling group in order, or drop them while earlier ones are in
-        progress.
+        """Start to apply changes to a fleet's group in order, or drop them while earlier ones are in progress.
 
         The executor calls `changed` before and after each change of the members, to invalidate older answers of AWS.
         """

@@ -66,10 +66,7 @@ class HeldLeases:
         return held is not None and self._monotonic() - held.lease.taken_at < self._ttl_seconds
 
     def check(self, session: Session, key: str) -> None:
-        """Raise StaleLease unless this server holds the lease, by its own clock and the database.
-
-        Needs a write session.
-        """
+        """Raise StaleLease unless this server holds the lease, by its clock and the database. Needs a write session."""
         # No other server can take the lease over until the caller's write transaction ends.
         if not self.holds(key) or owner_of(session, self._kind, key) != self._leaser.owner:
             raise StaleLease(f"the lease of {self._kind} {key} was lost during a pass")

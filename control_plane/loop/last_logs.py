@@ -41,10 +41,7 @@ class LastLogs:
         """Time of the first call of `may_end`, the oldest call first."""
 
     async def may_end(self, node_id: NodeId) -> bool:
-        """Request the logs of a node, and return whether its instance may end now.
-
-        False while the connected agent uploads its logs, for at most `WAIT_SECONDS`.
-        """
+        """Request the logs of a node. Return False while the agent uploads them, for at most `WAIT_SECONDS`."""
         if node_id not in self._begun:
             self._begun[node_id] = self._context.now()
             if len(self._begun) > REMEMBERED_COUNT:

@@ -81,10 +81,7 @@ class LogEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFilter:
-    """Selects lines of a log.
-
-    A message about missing lines (a gap) need not contain `text`, but must fulfil all other conditions.
-    """
+    """Selects lines of a log. A gap need not contain `text`, but must fulfil all other conditions."""
 
     rank: Rank | None = None
     generation: int | None = None
@@ -149,10 +146,7 @@ class _OfNode:
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """Cached facts about a log chunk.
-
-    While the chunk's ETag stays the same, the reader uses these facts and need not download the chunk again.
-    """
+    """Cached facts about a log chunk, valid while its ETag stays the same."""
 
     etag: str
     end: int

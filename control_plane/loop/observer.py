@@ -105,10 +105,7 @@ class _NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sight:
-    """Facts about a fleet from which the core decides about each of its jobs, derived from its rows (`Surroundings`).
-
-    The observer computes the facts once per `Surroundings`, not for each job.
-    """
+    """Facts about a fleet from which the core decides about each of its jobs, computed once per `Surroundings`."""
 
     of: Surroundings
     turns: QueueSchedule
@@ -119,10 +116,7 @@ class _Sight:
 
 
 class Hearing:
-    """Measures how long each agent has been silent.
-
-    Time in which this server could not receive messages does not count.
-    """
+    """Measures each agent's silence, without the time in which this server could not receive messages."""
 
     def __init__(self, timeouts: Timeouts, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._timeouts = timeouts
@@ -315,10 +309,7 @@ class Observer:
         return kept[1]
 
     def read_fleet(self, name: FleetName, now: datetime) -> StoredFleet:
-        """Read a fleet with its nodes and unfinished jobs, in one transaction. Blocks.
-
-        Raises NotFound if the fleet was removed.
-        """
+        """Read a fleet with its nodes and unfinished jobs, in one transaction. Blocks. Raises NotFound."""
         with self._context.database.read() as session:
             rows = nodes.of_fleet(session, name)
             keys = {

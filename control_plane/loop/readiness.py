@@ -32,11 +32,7 @@ class Readiness:
         self._monotonic: Callable[[], float] = time.monotonic
 
     def expect(self, loops: Collection[str], patience_seconds: float, monotonic: Callable[[], float]) -> None:
-        """Require sweeps of these loops from now on. The runner calls the method once.
-
-        A loop counts as stuck if its last finished sweep is older than `patience_seconds`. `swept` and `failed` accept
-        only the names in `loops`.
-        """
+        """Require sweeps of these loops. A loop is stuck after `patience_seconds` without a finished sweep."""
         self._loops = {name: _Loop() for name in loops}
         self._patience_seconds = patience_seconds
         self._monotonic = monotonic

@@ -139,10 +139,7 @@ def job_record(job: jobs.SavedJob) -> JobRecord:
 
 
 def shown_record(job: jobs.SavedJob) -> JobRecord:
-    """Convert a row of the job table for decisions about other objects, and for people.
-
-    A stored value that cannot be read has its default.
-    """
+    """Convert a row of the job table for other decisions and for people. Unreadable values have their defaults."""
     memo = _memo_of(job)
     try:
         return job_record(job)

@@ -247,10 +247,7 @@ def _digest(plan: Restore, spans: Sequence[_Piece], known: KnownContents) -> str
 
 
 def _read(pieces: Sequence[_Piece], idle_bytes: dict[_Reader, int], max_idle_bytes: int) -> bytes:
-    """Read one chunk from S3 and return its digest. Close connections that are idle for `max_idle_bytes`.
-
-    `idle_bytes` counts, for each reader, the bytes that other readers have read since its last read.
-    """
+    """Read one chunk from S3 and return its digest. Close connections that are idle for `max_idle_bytes`."""
     chunk = xxhash.xxh3_128()
     for piece in pieces:
         size = piece.end - piece.begin

@@ -299,10 +299,7 @@ def holds_memory(job: SavedJob) -> bool:
 
 
 def listed_protection(job: SavedJob, totals: ShardTotals | None) -> ProtectionState:
-    """Return the protection state of a job with memory, from the totals of its shards. None: no shard was reported.
-
-    The result equals the state that `protection` computes from the single shards.
-    """
+    """Return the protection state of a job with memory, from the totals of its shards; None for no shards."""
     if job.committed_step < 0 or totals is None or lapse_of(job) is not None:
         return ProtectionState.UNPROTECTED
     size = job.spec.parity_group_size
@@ -318,10 +315,7 @@ def listed_protection(job: SavedJob, totals: ShardTotals | None) -> ProtectionSt
 
 
 def survives_node_loss(job: SavedJob, totals: ShardTotals | None) -> bool:
-    """Return whether memory keeps every shard of a job after the loss of any one node.
-
-    False also while a rank has reported no committed step.
-    """
+    """Return whether memory keeps every shard after the loss of any node. False before each rank's first commit."""
     if totals is None or totals.shard_count < world_size(job) or totals.least_committed < 0:
         return False
     size = job.spec.parity_group_size

@@ -45,10 +45,7 @@ class Claim:
 
 
 def sign(claim: Claim, credentials: AwsCredentials, nonce: str) -> dict[str, str]:
-    """Return the headers Authorization, X-Amz-Date and X-Amz-Security-Token of the signed STS request.
-
-    Raises AttestationFailed if the credentials do not belong to a role's session.
-    """
+    """Return the headers of the signed STS request. Raises AttestationFailed without credentials of a role."""
     if not credentials.token:
         raise AttestationFailed(
             "the AWS credentials of this process have no session token, so they do not belong to the instance's role"

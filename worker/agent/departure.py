@@ -102,10 +102,7 @@ class Departure:
             await self._release(membership.run, wait_seconds=0.0)
 
     async def make_way(self, run: RunId) -> None:
-        """Remove the node's current run, because the control plane has assigned the node to `run`.
-
-        If the node already works for `run`, only cancel a removal of `run` that waits for uploads.
-        """
+        """Remove the node's current run, unless it is `run`. In that case, only cancel a removal that waits."""
         other = self.promise.run
         if other is not None and other != run:
             await self._release(other)

@@ -28,10 +28,7 @@ from worker.ranks.supervisor import Supervisor
 
 @dataclass(eq=False, repr=False)
 class RankInspection:
-    """Runs users' commands next to the processes of ranks, and samples the stacks of ranks.
-
-    `on_change` is called when a sample is finished.
-    """
+    """Runs users' commands next to ranks, and samples their stacks. `on_change` is called after each sample."""
 
     settings: AgentSettings
     supervisor: Supervisor

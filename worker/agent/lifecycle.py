@@ -58,10 +58,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """Data that older generations left on this node: sealed slots, finished steps and committed steps.
-
-    Read after the end of all older ranks, and reported for the choice of the new generation's base.
-    """
+    """Data that older generations left on this node, read after the end of all their ranks."""
 
     inventory: tuple[SlotRecord, ...] = ()
     ended: EndedRanks | None = None
@@ -76,10 +73,7 @@ class Remains:
 
 @dataclass(eq=False, repr=False)
 class Lifecycle:
-    """Prepares, starts and ends the node's part of the newest generation that the node has promised to join.
-
-    `on_change` is called after a change that the agent reports immediately.
-    """
+    """Prepares, starts and ends the node's part of the promised generation. `on_change` triggers a report."""
 
     settings: AgentSettings
     node: LocalNode
@@ -215,10 +209,7 @@ class Lifecycle:
         log.info("generation %d promised: %d sealed slots", membership.generation, len(self.remains.inventory))
 
     def load(self, plan: GenerationPlan, key: bytes) -> None:
-        """Begin to start the ranks of the generation of `plan`, and to load their shards, in the background.
-
-        A repeated call, or a plan of a generation that the node has not promised, changes nothing.
-        """
+        """Begin to start the ranks of the promised generation of `plan`, and to load their shards. Idempotent."""
         if not may_load(self.promise.membership, plan.run, plan.generation):
             log.debug("Load of generation %d ignored: it is not for this node's promised generation", plan.generation)
             return
@@ -370,10 +361,7 @@ class Lifecycle:
             self.on_change()
 
     async def end_member(self) -> None:
-        """End all work for the current generation: first its ranks, then its sessions and uploads.
-
-        The ranks' log lines and outputs are uploaded in the background.
-        """
+        """End the current generation's ranks, sessions and uploads. Output is uploaded in the background."""
         await end(self._working)
         self._working = None
         await self.inspection.close()

@@ -50,10 +50,7 @@ class RankLogLines:
         self._shipper.begin()
 
     def follow(self) -> None:
-        """Send lines to the control plane for `SEND_LINES_SECONDS`.
-
-        The first call after a pause also sends recent lines.
-        """
+        """Send lines to the control plane for `SEND_LINES_SECONDS`, after a pause also recent ones."""
         now = time.monotonic()
         is_new, self._followed_until = now >= self._followed_until, now + SEND_LINES_SECONDS
         if is_new and self._shipper is not None:

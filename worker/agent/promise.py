@@ -55,10 +55,7 @@ class PromiseFile:
         self._path = path
 
     def read(self) -> Promise | None:
-        """Read the promise from the file on disk, or return None without a file.
-
-        Raises msgspec.DecodeError if the file is damaged or of another version.
-        """
+        """Read the promise; None without a file. Raises msgspec.DecodeError if it is damaged or of another version."""
         try:
             promise = _decoder.decode(self._path.read_bytes())
         except FileNotFoundError:
@@ -68,10 +65,7 @@ class PromiseFile:
         return promise
 
     def write(self, promise: Promise | None) -> None:
-        """Write `promise` to disk, so that it survives a power loss; None deletes the file.
-
-        Raises OSError if the disk refuses the write. The previous promise then stays valid.
-        """
+        """Write `promise` durably; None deletes the file. Raises OSError, and the previous promise stays valid."""
         if promise is not None:
             write_durably(self._path, msgspec.msgpack.encode(promise))
         else:

@@ -91,10 +91,7 @@ class HeldLines:
                 log.warning("the lines of %s cannot be written to disk; they stay in memory: %s", peer, error)
 
     async def ship(self, objects: ObjectStore) -> tuple[str, ...]:
-        """Upload the stored log lines of other nodes when the generation has ended here. Idempotent.
-
-        Return one sentence per owner whose lines could not be uploaded.
-        """
+        """Upload the stored lines of other nodes. Idempotent. Return one sentence per owner whose lines failed."""
         missing = []
         for owner, held in self._held.items():
             if not held.tail.rows:

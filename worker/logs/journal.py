@@ -136,9 +136,7 @@ class LogJournal:
         return self.is_ended or all(self._positions[key] >= end for key, end in ends.items())
 
     def end(self) -> list[LogLine]:
-        """Append all remaining lines and a line that marks the end of the output, after all ranks have exited.
-
-        Idempotent.
+        """Append all remaining lines and a line that marks the end, after all ranks have exited. Idempotent.
 
         Raises OSError. The next call continues where this call stopped.
         """

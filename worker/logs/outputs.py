@@ -89,10 +89,7 @@ class RankOutputs:
         self._state = state.absolute()
 
     async def upload_all(self, plan: GenerationPlan, here: PlanNode) -> tuple[Unstored, ...]:
-        """Upload all outputs of this node's ended ranks. A repeated call stores the same objects.
-
-        Return at most `MAX_UNSTORED` outputs that are not in S3.
-        """
+        """Upload all outputs of ended ranks. Idempotent. Return at most `MAX_UNSTORED` that are not in S3."""
         missing: list[Unstored] = []
         failure = partial(OutputFailure, generation=plan.generation)
         user = user_of(plan.run, self._state, self.user)

@@ -110,11 +110,7 @@ class LogShipper:
             self._live(lines)
 
     async def printed(self, number: int) -> Tail:
-        """Read all lines that the ranks have printed, and return those from `number` on, for a holder.
-
-        If they exceed `tail_bytes` per rank, only the newest. Lines that this node could not write to its disk are
-        missing.
-        """
+        """Read all printed lines, and return those from `number` on for a holder, at most `tail_bytes` per rank."""
         # A cancelled call must not lose lines, because followers of the log must receive them.
         await finish(self._read_up())
         return self._tail.since(number).newest(self._tail_bytes)
@@ -125,10 +121,7 @@ class LogShipper:
         await end(*tasks)
 
     async def finish(self) -> tuple[str, ...]:
-        """Upload all remaining lines, after all ranks have exited. A repeated call retries failed uploads.
-
-        Return sentences about lines that are not in the store.
-        """
+        """Upload all remaining lines, after all ranks have exited. Return sentences about lines that failed."""
         await self.close()
         await self._try(self._drain)  # The calls below retry a failed upload and report its error.
         failures = [await self._try(partial(self._read, is_last=True)), await self._try(self._ship)]

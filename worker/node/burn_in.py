@@ -179,10 +179,7 @@ def disk(folder: Path) -> list[BurnInTest]:
 
 
 def loopback() -> None:
-    """Send bytes through a TCP connection of this node to itself.
-
-    Raises ConnectionResetError if the connection ended before the last byte.
-    """
+    """Send bytes through TCP to this node itself. Raises ConnectionResetError if the connection ends early."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(LOOPBACK_SECONDS)
         with socket.create_connection(server.getsockname(), LOOPBACK_SECONDS) as sender, server.accept()[0] as receiver:

@@ -40,10 +40,7 @@ class FullDisks:
         self._places: dict[str, _Place] = {}
 
     def note(self, error: BaseException, fallback: Path | None = None) -> NodeFault | None:
-        """Record an error of a write, and return its fault. None if the cause is not lack of space.
-
-        `fallback` is the folder to name if the error names no file; None means the state directory.
-        """
+        """Record a failed write, by default below the state directory. None if the cause is not lack of space."""
         found = full_disk_of(error)
         if found is None:
             return None
@@ -62,10 +59,7 @@ class FullDisks:
         return self._note(Path(named["path"]).parent, match[0], is_ours=False)
 
     def faults(self, others: Sequence[NodeFault] = ()) -> tuple[NodeFault, ...]:
-        """Return a fault for each folder in which a write has recently failed for lack of space, sorted by path.
-
-        If `others` (of the health watch) report a full disk, the result omits the paths below that disk.
-        """
+        """Return a fault, sorted by path, for each folder that lacked space recently and that `others` do not cover."""
         now = self.monotonic()
         self._places = {name: place for name, place in self._places.items() if now - place.failed_at < QUIET_SECONDS}
         reported = [Path(fault.device) for fault in others if fault.code == FaultCode.DISK_FULL]

@@ -62,10 +62,7 @@ class InstanceIdentity:
 
 
 class InstanceMetadata:
-    """Polls the metadata service at `http://host[:port]` for AWS's notices. The agent owns the object.
-
-    `on_change` is called on the event loop when the notices have changed.
-    """
+    """Polls the metadata service at `http://host[:port]` for notices. `on_change` is called on the event loop."""
 
     def __init__(
         self, endpoint: str, on_change: Callable[[], None], *, timeout_seconds: float = TIMEOUT_SECONDS
@@ -84,10 +81,7 @@ class InstanceMetadata:
         return tuple(notice for path in _READERS for notice in self._notices_by_path.get(path, ()))
 
     def identity(self) -> InstanceIdentity:
-        """Read the identity of this instance. Blocks.
-
-        Raises OSError if the metadata service does not answer, or does not have one of the values.
-        """
+        """Read the identity of this instance. Blocks. Raises OSError if the service does not return all values."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_seconds)
         found: list[str] = []
         try:

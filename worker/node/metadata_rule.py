@@ -50,10 +50,7 @@ def is_covered(endpoint: str | None) -> bool:
 
 
 def keep_away(user: RankUser) -> str:
-    """Add the rule if it is missing, and verify its effect. Blocks for about 0.1 s.
-
-    Return the reason why these users can still reach the metadata; empty if they cannot reach it.
-    """
+    """Add the rule if it is missing, and return why the users still reach the metadata, or an empty string."""
     errors = []
     uids = f"{user.uid}-{user.uid + user.uid_count - 1}"
     for family, address in ADDRESSES.items():

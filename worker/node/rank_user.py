@@ -248,10 +248,7 @@ def allow_looks() -> None:
 
 
 def make_way(folder: Path, user: RankUser | None) -> None:
-    """Create a folder, and its parents, through which `user` can pass without listing or writing it. Idempotent.
-
-    Without a user, only this process's user has access.
-    """
+    """Create a folder, and its parents, through which only `user` and this process's user can pass. Idempotent."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if user is not None:
         os.chown(folder, -1, user.gid)

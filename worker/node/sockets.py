@@ -21,12 +21,7 @@ class TunableLine(Protocol):
 
 
 def tune(line: TunableLine, *, silence_seconds: float) -> None:
-    """Set the options of a connection, which counts as lost after `silence_seconds` without a packet of the peer's
-    kernel.
-
-    Each end calls this function as soon as it has the generation's timeouts. An idle connection is lost after 2 s at
-    the earliest.
-    """
+    """Set a connection's options. It counts as lost after `silence_seconds` of silence, at least 2 s if it is idle."""
     # Keepalive, in whole seconds, detects a lost peer on an idle connection. While bytes are unacknowledged, keepalive
     # is inactive, and TCP_USER_TIMEOUT detects the lost peer.
     interval = max(1, round(silence_seconds / (1 + PROBES)))

@@ -61,10 +61,7 @@ def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write a file atomically and durably, with mode 0600. The temporary file has the suffix `.new`.
-
-    Raises OSError if the disk refuses the write; the earlier file is unchanged.
-    """
+    """Write a file atomically and durably, with mode 0600. Raises OSError, and leaves the earlier file."""
     scratch = path.with_suffix(".new")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(descriptor, "wb") as file:

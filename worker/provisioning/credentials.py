@@ -58,12 +58,7 @@ class RoleCredentials:
         self.refused_count = 0
 
     async def begin(self, plan: GenerationPlan, key: bytes) -> RoleKeys:
-        """Assume a job's role, and serve its credentials to the generation's ranks from now on.
-
-        Return valid credentials.
-
-        Raises StorageError with AWS's message if AWS refuses the role.
-        """
+        """Assume a job's role, and serve its credentials from now on. Raises StorageError with AWS's message."""
         await self.adopt(plan, key)
         self._keys = await asyncio.to_thread(self._aws.assume_role, self._principal)
         return self._keys

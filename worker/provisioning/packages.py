@@ -105,11 +105,7 @@ _installed = msgspec.json.Decoder(_Installed)
 
 @dataclass(eq=False, repr=False)
 class PackageLayers:
-    """Installs and stores package layers on one node. The agent owns the object.
-
-    `seconds` limits one installation. `limit_bytes` is the disk space of all layers; None for `LAYERS_PART` of the
-    disk.
-    """
+    """Installs and stores layers on one node. `limit_bytes` is None for `LAYERS_PART` of the disk."""
 
     state: Path
     _: KW_ONLY

@@ -184,10 +184,7 @@ class OwnedShard:
         return self.store.sealed(self.rank, self.content(step))
 
     def source(self, step: Step) -> Slot | None:
-        """Return the slot of this node from which `step` can be sent to holders, or None.
-
-        The slot is sealed, or the rank is still writing it and the agent digests the finished parts.
-        """
+        """Return the slot from which `step` can be sent: it is sealed, or being written and digested. Else None."""
         content = self.content(step)
         slots = self.store.shards.get(self.rank, [])
         return self.slot(step) or next(
@@ -320,10 +317,7 @@ class OwnedShard:
         self._publish()
 
     def hear(self, announcement: Announcement) -> bool:
-        """Apply the coordinator's announcement of steps and write it to the shared page.
-
-        Return whether the agent must also send the rank a message, because the rank may be waiting (`may_wait`).
-        """
+        """Apply the coordinator's announcement. Return whether the rank may be waiting and needs a message."""
         might_wait = self.may_wait()
         self._apply(self.core.hear(announcement.committed, announcement.proposed), announcement)
         return might_wait or self.may_wait()

@@ -39,10 +39,7 @@ HOLD, FORGET, NEXT, END = b"=", b"-", b">", b"."
 
 
 def create_file(name: str, size: int) -> int:
-    """Return the descriptor of a new file without memory, which the caller fills and then seals with `seal`.
-
-    Raises OSError if the process has too many open files.
-    """
+    """Return the descriptor of a new, unsealed file without memory. Raises OSError for too many open files."""
     descriptor = os.memfd_create(f"everstep {name}"[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, size)
     return descriptor

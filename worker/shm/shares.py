@@ -66,10 +66,7 @@ class Accumulation:
         return frozenset(chunk for chunk in chunks if self.share.accepts(contribution.rank, self.stripe.row_of(chunk)))
 
     def take(self, rank: Rank, chunk: int, data: memoryview) -> bool:
-        """Combine a verified chunk of a rank's shard with the share, unless the share contains it already. Thread-safe.
-
-        Return False if this object accepts no more chunks (`end`).
-        """
+        """Combine a verified chunk with the share once. Return False if it accepts no more chunks. Thread-safe."""
         combining.prepare()  # Import numpy before the lock is taken, because the import can take a second.
         row = self.stripe.row_of(chunk)
         begin = row * self.stripe.chunk_bytes
@@ -84,10 +81,7 @@ class Accumulation:
             return True
 
     def finish(self, contribution: Contribution) -> bool:
-        """Record that a rank of the stripe has sent the last chunk of its contribution to this share.
-
-        Return True once: for the first call after which the share is complete. The caller then seals it.
-        """
+        """Record the end of a rank's contribution. Return True once, when the caller must seal the complete share."""
         chunks = self.stripe.contributed(contribution.rank, self.holder, contribution.payload_bytes)
         with self._lock:
             self.share = self.share.finish(contribution.rank, map(self.stripe.row_of, chunks))

@@ -114,19 +114,13 @@ class SlotFile:
             self.write_header(replace(self.header, state=SlotState.EMPTY))
 
     def drop(self) -> None:
-        """Forget the slot's file. The slot has no capacity until its file is created again. Idempotent.
-
-        Processes that have mapped the file can still use its memory.
-        """
+        """Forget the slot's file, whose memory other processes may still use. Idempotent."""
         self.empty()
         self.header = replace(self.header, capacity_bytes=0)
         self.close(unlink=True)
 
     def payload(self, start: int = 0, end: int | None = None) -> memoryview:
-        """Return the bytes `start` to `end` of the payload; `end` defaults to the payload's length.
-
-        The caller must release the returned view before the slot is closed.
-        """
+        """Return a range of the payload, by default all. The caller must release the view before the slot is closed."""
         stop = self.header.payload_bytes if end is None else end
         return self._view[HEADER_BYTES + start : HEADER_BYTES + stop]
 

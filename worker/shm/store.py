@@ -206,10 +206,7 @@ class SlotStore:
         return [name for name in self.files.names() if name.startswith(f"{self.run}/") and name.endswith(".word")]
 
     def ended_ranks(self) -> EndedRanks | None:
-        """Return the newest generation whose ranks left pages, and the highest step they finished.
-
-        They must have exited.
-        """
+        """Return the newest generation whose ranks left pages, and their highest step. They must have exited."""
         halves = [half for name in self._pages() if (half := last_half(name, self.files)) is not None]
         newest = max((half.generation for half in halves), default=None)
         if newest is None:
@@ -317,10 +314,7 @@ class SlotStore:
             return index
 
     async def reserve(self, rank: Rank, *, capacity_bytes: int, layout_hash: bytes, slot_count: int) -> None:
-        """Create this shard's slots before the first capture. Slots with content stay unchanged.
-
-        Raises NoRoom if the node's memory for slots is exhausted.
-        """
+        """Create this shard's empty slots before the first capture. Raises NoRoom if the memory is exhausted."""
         async with self._alone(rank):
             slots = self.shards.setdefault(rank, [])
             empty = replace(self._header(rank), capacity_bytes=capacity_bytes, layout_hash=layout_hash)
@@ -526,10 +520,7 @@ class SlotStore:
         return True
 
     async def digests(self, slot: Slot) -> ChunkDigests | None:
-        """Return the chunk digests of a slot. For a sealed slot, unknown digests are computed first.
-
-        None if the content does not match its digest, or if the slot was reused for another step meanwhile.
-        """
+        """Return a slot's chunk digests, computed if unknown. None if they do not match or the slot was reused."""
         if slot.digests is None and not await self.verify(slot):
             return None
         return slot.digests

@@ -134,10 +134,7 @@ class JobPrincipal:
 
     @property
     def session_tags(self) -> Mapping[str, str]:
-        """Tags of the role's session, which a policy names `aws:PrincipalTag/everstep:project`.
-
-        No tag for an empty project.
-        """
+        """Tags of the role's session, as in `aws:PrincipalTag/everstep:project`. No tag for an empty project."""
         values = {"everstep:project": self.project, "everstep:job": self.job, "everstep:run": self.run}
         return {key: value for key, value in values.items() if value}
 
@@ -185,10 +182,7 @@ class Aws(Protocol):
         """
 
     def objects(self, principal: JobPrincipal) -> ObjectStore:
-        """Return the object store with a role's permissions, which requests and renews the credentials.
-
-        Raises StorageError.
-        """
+        """Return the object store with a role's permissions, which renews the credentials. Raises StorageError."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,10 +74,7 @@ class _Cancelled(Exception):
 
 
 def shard_key(plan: GenerationPlan, header: SlotHeader, upload_id: str) -> ObjectReference:
-    """Return the key of a shard's object (layout: `everstep.protocol.manifest`), with a new random id per attempt.
-
-    Pure.
-    """
+    """Return the key of a shard's object (layout: `everstep.protocol.manifest`). Pure."""
     folder = f"run={plan.run}/gen={plan.generation}/step={header.step}"
     prefix = plan.checkpoint.prefix
     return ObjectReference(

@@ -36,10 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class LoadShare(Protocol):
-    """The helpers of one load: other nodes that read some of the shard's parts and send them to this node.
-
-    All methods but `ended` are called in one thread.
-    """
+    """Helpers of one load: other nodes that read some parts for this node. One thread calls all but `ended`."""
 
     def begin(self, check: Callable[[], None]) -> None:
         """Ask the helper nodes for parts of the shard. Called once.
@@ -49,39 +46,24 @@ class LoadShare(Protocol):
         """
 
     def claim(self, number: int) -> bool:
-        """Return whether the caller must read a part. False if a helper node reads it.
-
-        The caller passes every part that helper nodes may read, in ascending order.
-        """
+        """Return whether the caller must read a part, because no helper node does. Called in ascending order."""
         ...
 
     def ended(self, number: int) -> None:
-        """Record that the caller has read a part, or that this read has failed.
-
-        Called in the thread that read the part.
-        """
+        """Record that the caller has read a part, or that this read has failed. Called in the reading thread."""
 
     def next_missing(self, has_failed: Callable[[], bool]) -> int | None:
-        """Wait for the helpers after the last `claim`, and return a part that none has delivered and the caller must
-        read.
+        """Wait for the helpers after the last `claim`, and return a part that none has delivered.
 
-        None when the helpers have delivered all their parts, or when one of the caller's own reads has failed
-        (`has_failed`).
+        None when the helpers have delivered all their parts, or when one of the caller's own reads has failed.
         """
 
     def end(self) -> None:
-        """End the help of all other nodes.
-
-        After this call, none of their bytes reach the slot. Called once after `begin`.
-        """
+        """End the help, once after `begin`. After this call, no bytes of the helpers reach the slot."""
 
 
 LoadShareOf = Callable[[ShardParts, ShardSource, SlotFile, Sequence[int]], LoadShare]
-"""Returns the nodes that help with one attempt to load a shard. Called on the event loop.
-
-The arguments are the parts, the plan's source of kind s3, the slot, and the numbers of the parts that helper nodes may
-read. The helpers deliver verified chunks into the slot.
-"""
+"""Returns the nodes that help with one attempt to load a shard, and write verified chunks into the slot."""
 
 
 class ObjectShare(Protocol):
@@ -94,10 +76,7 @@ class ObjectShare(Protocol):
         """
 
     async def settle(self) -> None:
-        """Wait until the slot contains all parts; read those that other nodes do not send in time.
-
-        Called once, after `read`.
-        """
+        """Wait until the slot contains all parts; read those that do not arrive in time. Called once, after `read`."""
 
     async def close(self) -> None:
         """Stop receiving parts of objects: no byte of another node reaches the slot any more. Idempotent."""
@@ -296,10 +275,7 @@ class _Filling:
         share: LoadShare | None = None,
         present: Collection[ObjectReference] = (),
     ) -> None:
-        """Read some parts of the shard, in increasing order, from S3 into the slot, and verify them.
-
-        `present` are shared S3 objects whose data the slot already contains.
-        """
+        """Read and verify some parts, in increasing order. The slot already contains the objects in `present`."""
 
         def check() -> None:
             if cancelled.is_set():

@@ -65,10 +65,7 @@ class NodeLoads:
 
 @dataclass(eq=False, repr=False)
 class NodeLoad:
-    """One load of a shard from S3, which copies the shared tensors that an earlier load of this node reads.
-
-    `readers` has, for each shared object, the earlier load that reads it; None if this load reads it.
-    """
+    """One load of a shard from S3. `readers` names the earlier load that reads each shared object, or None."""
 
     store: SlotStore
     rank: Rank
@@ -122,11 +119,9 @@ class NodeLoad:
         return self.ended.result() and self.store.sealed(self.rank, self.content) is self.slot
 
     async def copy_awaited(self, target: SlotFile) -> frozenset[ObjectReference]:
-        """Wait for earlier loads that read shared objects of this shard, and copy their tensors, which the caller
-        verifies.
+        """Wait for earlier loads that read shared objects of this shard, and copy their tensors without verification.
 
-        Return the objects whose tensors were copied. The caller reads the others from S3: the earlier load failed, its
-        slot was overwritten, or the tensors have other sizes.
+        Return the objects whose tensors were copied. The caller reads the others from S3.
         """
         copied: set[ObjectReference] = set()
         for place, load in self.awaited.items():

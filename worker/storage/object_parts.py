@@ -25,11 +25,7 @@ class ObjectParts(Parts):
     """The parts of one S3 object that several shards share, and the slot into which this node reads them."""
 
     def __init__(self, place: ObjectReference, data_begin: int, spans: Sequence[Span], slot: SlotFile) -> None:
-        """Create the object; the slot contains no part yet.
-
-        `data_begin` is the position of the first tensor's data. `spans` are the ranges of the slot's payload that the
-        data fills, in the order of the data.
-        """
+        """Create the object. `spans` are the ranges of the slot's payload that the object's data fills, in order."""
         begins = list(accumulate((end - begin for begin, end in spans), initial=0))
         super().__init__(begins.pop())
         self.place = place

@@ -48,10 +48,7 @@ class UploadShare(Helpers, Protocol):
         """Announce the upload to the helper nodes. Called once, before the first `claim`. Parts are numbered from 1."""
 
     def end(self) -> None:
-        """End the work of all helper nodes. Blocks until the caller's connections to these nodes are closed.
-
-        Called once after `begin`, also after an error, before the upload is completed or aborted.
-        """
+        """End the work of all helpers, once after `begin` and before the upload ends. Blocks meanwhile."""
 
 
 class ObjectReader(Protocol):
@@ -129,10 +126,7 @@ class ObjectStore(Protocol):
         """
 
     def abort_uploads(self, prefix: ObjectReference, is_abandoned: Callable[[str], bool]) -> int:
-        """Abort unfinished uploads below a prefix, remove their parts, and return their number. Idempotent.
-
-        `is_abandoned` returns True for the key of an upload that no process continues. Raises StorageError.
-        """
+        """Abort unfinished uploads that no process continues, and return their number. Raises StorageError."""
 
     def answers(self, reference: ObjectReference) -> bool:
         """Return whether the store can be read now, by one attempt of a few seconds. A missing object is an answer."""
@@ -141,9 +135,7 @@ class ObjectStore(Protocol):
         """Return the content of a small object. Raises ObjectMissing, or another StorageError."""
 
     def open(self, reference: ObjectReference, *, etag: str = "") -> AbstractContextManager[ObjectReader]:
-        """Open an object of any size for reading, in a context that closes the reader.
-
-        An empty `etag` permits any ETag.
+        """Open an object for reading, in a context that closes the reader. An empty `etag` permits any ETag.
 
         Raises ObjectMissing, ObjectChanged if the object has another ETag, or another StorageError.
         """
@@ -172,10 +164,7 @@ class ObjectStore(Protocol):
 
 
 def require_missing(store: ObjectStore, where: ObjectReference) -> None:
-    """Check that an object of a run is missing, after a read of it raised `ObjectMissing`. Blocks.
-
-    Raises StoreUnavailable if the lists do not prove it.
-    """
+    """Check that an object of a run is missing, after `ObjectMissing`. Raises StoreUnavailable without proof."""
     # A status 404 alone may come from another store. The store must also list another object of the run, and not the
     # missing one.
     folder = ObjectReference(bucket=where.bucket, key=where.key[: where.key.rfind("/run=") + 1])
@@ -185,10 +174,7 @@ def require_missing(store: ObjectStore, where: ObjectReference) -> None:
 
 
 def cut(spans: Iterable[Span], limit: int, first: int = 0) -> Iterator[list[Span]]:
-    """Split ranges into lists of `limit` bytes (the first: `first`, if not 0); the last may contain fewer. Pure.
-
-    Empty ranges are skipped, and no list is empty.
-    """
+    """Split ranges into lists of `limit` bytes; the first has `first`, if not 0, and the last may have fewer. Pure."""
     taken: list[Span] = []
     room = first or limit
     for begin, end in spans:

@@ -91,10 +91,7 @@ class ShardObject:
 
 
 def tensors_of(slot: SlotFile) -> list[TensorEntry]:
-    """Return the tensors of a sealed and pinned slot, in the order of their data.
-
-    Raises CorruptCheckpoint if the slot's index is damaged.
-    """
+    """Return a pinned slot's tensors, in the order of their data. Raises CorruptCheckpoint if its index is damaged."""
     header = slot.header
     try:
         return safetensors.tensors_in_order(unpack_index(_packed_index(slot), header.index_offset))

@@ -46,8 +46,7 @@ class _Source:
         return cls(reference, tuple(filled), tuple(begin for begin, _ in filled), tuple(places))
 
     def within(self, begin: int, end: int, after: int) -> tuple[int, list[Span]]:
-        """Return the position in the object of its first byte within `begin` to `end` of the payload, and the filled
-        ranges.
+        """Return the first byte in the object that belongs to `begin` to `end` of the payload, and the ranges to fill.
 
         Bytes of the object before position `after` are left out.
         """
@@ -97,10 +96,7 @@ class ShardParts(Parts):
     """Divides one shard into parts of whole chunks, numbered from 1, and reads parts from S3. Thread-safe."""
 
     def __init__(self, where: ObjectReference, header: bytes, object_bytes: int) -> None:
-        """Decode the safetensors header, without its length field, of a shard's object.
-
-        Raises CorruptCheckpoint if the header is damaged.
-        """
+        """Decode the safetensors header, without its length field. Raises CorruptCheckpoint if it is damaged."""
         self.where = where
         self.header = header
         self.object_bytes = object_bytes
@@ -125,10 +121,7 @@ class ShardParts(Parts):
         super().__init__(self.plan.payload_bytes)
 
     def spans_of(self, place: ObjectReference) -> tuple[Span, ...]:
-        """Return the non-empty ranges of the payload that an S3 object fills, in the order of the object's data.
-
-        If several shards read the same object, their ranges for it have the same lengths.
-        """
+        """Return the non-empty ranges of the payload that an S3 object fills, in the order of the object's data."""
         return next(source.spans for source in self._sources if source.reference == place)
 
     def parts_with(self, place: ObjectReference) -> frozenset[int]:
@@ -194,10 +187,7 @@ class ShardParts(Parts):
 
 
 def read_length(prefix: bytes | bytearray, object_bytes: int, name: str) -> int:
-    """Return the bytes of the header that follows `prefix`, the object's first `safetensors.LENGTH.size` bytes.
-
-    Raises CorruptCheckpoint if the object is too short for its header.
-    """
+    """Return the size of the header that follows `prefix`. Raises CorruptCheckpoint if the object is too short."""
     try:
         (length,) = safetensors.LENGTH.unpack(prefix)
     except struct.error as error:

@@ -78,10 +78,7 @@ class Planned:
 
 
 class SharedTensors:
-    """Chooses the tensors of one shard that are stored in shared objects, during one generation.
-
-    Several uploads of the shard, for different steps, may use one object at the same time.
-    """
+    """Chooses the tensors of one shard that are stored in shared objects, during one generation. Thread-safe."""
 
     def __init__(
         self, *, group_bytes: int = GROUP_BYTES, least_bytes: int = LEAST_BYTES, max_offered: int = MAX_OFFERED
