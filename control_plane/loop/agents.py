@@ -177,6 +177,7 @@ class AgentRegistry:
                 connection.close()
 
     def is_elsewhere(self, fleet: FleetName) -> bool:
+        """Return whether another server manages this fleet, according to the last call of `leave`."""
         return fleet in self._elsewhere
 
     @property

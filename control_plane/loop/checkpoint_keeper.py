@@ -170,8 +170,8 @@ class CheckpointKeeper:
     def _mark_facts(self) -> None:
         """Write the marks that S3 may lack: all pins, once per server, and generation numbers that have grown."""
         with self._database.read() as session:
-            # Older versions of Everstep did not mark pins.
             issued = jobs.issued_generations(session)
+            # Older versions of Everstep did not mark pins.
             pinned = [] if self._has_marked_pins else checkpoints.pinned(session)
         written = [self._try(f"step {each.step}", mark_pinned, each, each.pinned_at or self._now()) for each in pinned]
         self._has_marked_pins = all(written)

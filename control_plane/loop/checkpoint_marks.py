@@ -38,6 +38,8 @@ ISSUED: Final = re.compile(r"issued=(\d{1,10})", re.ASCII)
 
 
 class PinMark(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the mark `pinned`."""
+
     pinned_at: datetime
 
 

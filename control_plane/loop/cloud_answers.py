@@ -81,9 +81,7 @@ def maintenance_notice(node_id: NodeId, event: ScheduledEvent) -> NoticeRecord:
 
 
 def held_notices(group: GroupState, instances: Mapping[NodeId, InstanceState], now: datetime) -> list[NoticeRecord]:
-    """Return a notice for each instance that a terminating hook holds, with the time at which the hook expires at the
-    latest.
-    """
+    """Return a notice for each instance that a hook holds. Its end assumes that the hook took effect at `now`."""
     ends_at = now + timedelta(seconds=hook_seconds(group))
     return [
         NoticeRecord(

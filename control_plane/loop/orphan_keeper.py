@@ -180,7 +180,7 @@ class OrphanKeeper:
                 try:
                     names = _NAMES.decode(self._objects.get(info.reference))
                 except UNDECODABLE:
-                    # Its objects get a new record.
+                    # An unreadable record names no object, so its objects get a new record.
                     names = []
                 found[datetime.fromtimestamp(int(name[1]), UTC)] = [f"{folder.key}{each}" for each in names]
         return found

@@ -48,7 +48,7 @@ class SnapshotDesk:
 
         `begin` continues if one of its callers is cancelled. Repeated requests of a client have the same key.
         """
-        # Without this check, both requests would start the same export, and the failure of one would end that of the
+        # Without this lookup, both requests would start the same export, and the failure of one would end that of the
         # other.
         task = cast("asyncio.Task[T] | None", self._beginning.get(key))
         if task is None:

@@ -80,8 +80,8 @@ class Evidence:
             return
         try:
             await asyncio.to_thread(self._own_log.put, self._objects, place, self._shim_log)
-        # The next request of the control plane starts another attempt.
         except (StorageError, OSError) as error:
+            # The next request of the control plane starts another attempt.
             log.warning("the logs of this agent cannot be stored in S3 yet: %s", error)
         else:
             self.key = place.key

@@ -55,7 +55,7 @@ class PromiseFile:
         self._path = path
 
     def read(self) -> Promise | None:
-        """Read the promise; None without a file. Raises msgspec.DecodeError if it is damaged or of another version."""
+        """Read the promise; None without a file. Raises DecodeError of msgspec if it is invalid."""
         try:
             promise = _decoder.decode(self._path.read_bytes())
         except FileNotFoundError:

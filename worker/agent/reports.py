@@ -96,7 +96,7 @@ class AgentReports:
 
     def facts(self, *, is_connected: bool) -> AgentFacts:
         """Return the facts for the Prometheus endpoint, which calls this in another thread."""
-        # Read only immutable state, because of that thread.
+        # Read only immutable state, because another thread calls this method.
         return AgentFacts(self._newest, is_connected, len(self.outbox), self.outbox.dropped_count)
 
     def _node_faults(self) -> tuple[NodeFault, ...]:

@@ -9,9 +9,9 @@
 pip installs a package into the layer only if the node lacks the required version. Ranks have the layer in their
 PYTHONPATH before the node's packages. The key is a digest of everything that determines a layer, including the project.
 
-pip runs isolated (`-I`) as the job's user, in an environment that the agent creates, and installs wheels only, unless
-the agent allows builds. It reads no file of the job except the requirements file and the files that it names.
-Afterwards, the agent kills every process that pip leaves behind, and takes ownership of the files.
+pip runs isolated (`-I`), as the job's user if each job has one, in an environment that the agent creates. It installs
+wheels only, unless the agent allows builds. It reads no file of the job except the requirements file and the files
+that it names. Afterwards, the agent kills every process that pip leaves behind, and takes ownership of the files.
 
 Invariant: code that an installation executes, such as a package's build script, never sees the node's AWS credentials.
 The code runs as root only if ranks also run as root. No process of an installation outlives the installation.

@@ -14,7 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-# NVML may be missing or hang with a faulty driver. For identical GPUs, the order is also that of CUDA.
+# The driver's folder is read, because NVML may be missing or hang with a faulty driver. For identical GPUs, the order
+# is also that of CUDA.
 GPUS = Path("/proc/driver/nvidia/gpus")
 """Folder with one subfolder per GPU, named by PCI address, in NVML's order."""
 PCI_DEVICES = Path("/sys/bus/pci/devices")

@@ -217,9 +217,7 @@ class SlotStore:
         )
 
     def page_commits(self) -> tuple[PageCommit, ...]:
-        """Return the newest committed step on the rank pages of each generation, oldest first, after all streams are
-        closed.
-        """
+        """Return the newest committed step on the pages of each generation, oldest first, once streams are closed."""
         newest: dict[Generation, Step] = {}
         for name in self._pages():
             # The control plane needs only one readable page with the newest committed step, on any node.
@@ -596,9 +594,7 @@ class SlotStore:
         self._refused_at.clear()
 
     async def empty_all_but(self, keep: Mapping[Rank, Collection[Content]]) -> None:
-        """Empty all slots whose content is not in `keep`, and remove their files if the plan places the shard
-        elsewhere.
-        """
+        """Empty all slots whose content is not in `keep`, and remove the files of shards that are placed elsewhere."""
         for rank, slots in list(self.shards.items()):
             for slot in slots:
                 if slot.view.content not in keep.get(rank, set()):

@@ -1,8 +1,8 @@
 """Interface of an object store that stores and reads whole objects, in one piece or as a stream.
 
 All methods block. Errors are subtypes of `StorageError`, which show whether to retry. Invariant: `put_*` returns only
-when the object is complete and visible under its key, and replaces an existing object. A failed put leaves that
-unchanged.
+when the object is complete and visible under its key, and replaces an existing object. A failed put leaves the
+previous object unchanged.
 """
 
 from __future__ import annotations

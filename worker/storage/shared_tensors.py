@@ -250,8 +250,8 @@ def _head(objects: ObjectStore, place: ObjectReference) -> StoredObject | None:
     """Return the description of a shared object, or None if it does not exist."""
     try:
         return objects.head(place)
-    # S3 also refuses access to a missing object if the role may not list the bucket.
     except StoreDenied:
+        # S3 also refuses access to a missing object if the role may not list the bucket.
         return None
 
 
