@@ -1,4 +1,4 @@
-"""Reports duties of people that begin or end: one event for each, which the exporters send like all events.
+"""Records an event when a duty of a person begins or ends. The exporters send it like all events.
 
 Invariant: the duty, its sentence and its urgency are those of every answer of the API (`loop.standing`). One
 transaction stores the event and the reported duty, so several servers report it only once.

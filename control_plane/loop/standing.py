@@ -315,7 +315,7 @@ def listed_protection(job: SavedJob, totals: ShardTotals | None) -> ProtectionSt
 
 
 def survives_node_loss(job: SavedJob, totals: ShardTotals | None) -> bool:
-    """Return whether memory keeps every shard after the loss of any node. False before each rank's first commit."""
+    """Return whether memory keeps every shard after the loss of any node. False until all have committed."""
     if totals is None or totals.shard_count < world_size(job) or totals.least_committed < 0:
         return False
     size = job.spec.parity_group_size

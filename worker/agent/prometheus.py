@@ -34,7 +34,7 @@ class AgentFacts:
     is_connected: bool
     waiting_count: int
     dropped_count: int
-    """Values that were dropped because the queue was full."""
+    """Logged steps whose values were dropped, because the queue was full."""
 
 
 def families(facts: AgentFacts) -> Iterator[Metric]:

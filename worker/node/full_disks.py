@@ -40,7 +40,7 @@ class FullDisks:
         self._places: dict[str, _Place] = {}
 
     def note(self, error: BaseException, fallback: Path | None = None) -> NodeFault | None:
-        """Record a failed write, by default below the state directory. None if the cause is not lack of space."""
+        """Record a failed write, in `fallback` if `error` names no file. None if it does not show lack of space."""
         found = full_disk_of(error)
         if found is None:
             return None

@@ -326,7 +326,7 @@ def pip_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the node's pip settings by option name: from PIP_CONFIG_FILE and PIP_… variables, which win."""
+    """Return the node's pip settings by option name: from PIP_CONFIG_FILE, overridden by PIP_… variables."""
     given = configparser.RawConfigParser()
     if path := environment.get("PIP_CONFIG_FILE"):
         given.read(path)

@@ -48,7 +48,7 @@ class UploadShare(Helpers, Protocol):
         """Announce the upload to the helper nodes. Called once, before the first `claim`. Parts are numbered from 1."""
 
     def end(self) -> None:
-        """End the work of all helpers, once after `begin` and before the upload ends. Blocks meanwhile."""
+        """End the helpers' work, after `begin` and before the upload ends. Blocks until their connections close."""
 
 
 class ObjectReader(Protocol):

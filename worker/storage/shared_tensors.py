@@ -78,7 +78,7 @@ class Planned:
 
 
 class SharedTensors:
-    """Chooses the tensors of one shard that are stored in shared objects, during one generation. Thread-safe."""
+    """Chooses the shared tensors of one shard in one generation. Several uploads may use one object at once."""
 
     def __init__(
         self, *, group_bytes: int = GROUP_BYTES, least_bytes: int = LEAST_BYTES, max_offered: int = MAX_OFFERED

@@ -84,7 +84,7 @@ def oom_kill_count(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgr
 def kill_counts(
     proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"), process: str = "self"
 ) -> KillCounts:
-    """Read the out-of-memory kills of a process's cgroup and of the machine. None for the root cgroup."""
+    """Read the out-of-memory kills of a process's cgroup (None for the root cgroup) and of the machine."""
     own = _memory_cgroup(proc, cgroups, process)
     of_group = group_kill_count(own) if own is not None and own != cgroups / "memory" else None
     return KillCounts(cgroup=of_group, node=_counts(proc / "vmstat").get("oom_kill"))
