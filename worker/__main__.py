@@ -48,20 +48,13 @@ from worker.storage.node_aws import NodeAws
 from worker.storage.s3 import s3_store
 
 SOCKETS = Path("/dev/shm")
-"""Folder of the agents' socket folders. Its path is short, because a socket's address has at most 107 bytes."""
+"""Its path is short, because a socket's address has at most 107 bytes."""
 
 
 def settings(arguments: list[str]) -> AgentSettings:
-    """Return the agent's settings from the command line and the environment.
+    """Return the agent's settings from the command line without the program's name, and the environment.
 
-    Args:
-        arguments: command-line arguments without the program's name.
-
-    Returns:
-        The settings; the state directory exists with mode 0700.
-
-    Raises:
-        SystemExit: a setting is missing or invalid; the message names it.
+    The state directory exists with mode 0700. Raises SystemExit if a setting is missing or invalid.
     """
     environment = os.environ
     parser = argparse.ArgumentParser(
@@ -266,32 +259,15 @@ def settings(arguments: list[str]) -> AgentSettings:
 
 
 def aws_environment(chosen: AgentSettings, environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the environment for AWS clients, with the region of --region as the default region.
-
-    Args:
-        chosen: settings from the command line. The region is in `chosen.claim`, which is None if the agent joins with a
-            token.
-        environment: the agent's environment. If it names a region, this region takes precedence.
-
-    Returns:
-        A copy with the default region; `environment` itself if the agent joins with a token.
-    """
+    """Return the environment for AWS clients, with the region of --region as the default region."""
     return environment if chosen.claim is None else {"AWS_DEFAULT_REGION": chosen.claim.region, **environment}
 
 
 def confine(chosen: AgentSettings) -> str:
     """Check that ranks can run as their Linux user, and block this user from the instance's metadata.
 
-    Called once at start, before ranks run.
-
-    Args:
-        chosen: the agent's settings; its folders exist.
-
-    Returns:
-        A sentence that names what a job's code can reach beyond its own job; empty if the code is confined to its job.
-
-    Raises:
-        SystemExit: the ranks' user cannot use Python or the agent's folders.
+    Return a sentence that names what a job's code can reach beyond its own job, or an empty string. Raises SystemExit
+    if the ranks' user cannot use Python or the agent's folders.
     """
     user, endpoint = chosen.rank_user, chosen.metadata_endpoint
     if user is None:
@@ -324,10 +300,7 @@ def confine(chosen: AgentSettings) -> str:
 
 
 async def serve(agent: Agent, manager: ServiceManager) -> None:
-    """Run the agent until SIGTERM or SIGINT, and report to systemd that the event loop runs.
-
-    The ranks continue to run, and the snapshots stay in shared memory. The node's next agent process takes over both.
-    """
+    """Run the agent until SIGTERM or SIGINT. The ranks and snapshots remain for the next agent process."""
     task = asyncio.create_task(agent.run(), name="agent")
     alive = asyncio.create_task(manager.keep_alive(), name="systemd's watchdog")
     manager.notify("READY=1")
@@ -342,20 +315,14 @@ async def serve(agent: Agent, manager: ServiceManager) -> None:
 
 
 def allow_files() -> None:
-    """Raise the limit of open files to the hard limit, for this process and its children.
-
-    systemd starts services with a limit of 1,024 files. The process of rank 0 has one connection to each other rank.
-    """
+    """Raise the limit of open files to the hard limit, for this process and its children."""
+    # systemd starts services with a limit of 1,024 files. Rank 0 has one connection to each other rank.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def start_log() -> OwnLog:
-    """Configure Python's logging: log lines go to stderr, and the newest lines also stay in memory.
-
-    Returns:
-        The log handler that keeps the newest lines in memory.
-    """
+    """Configure Python's logging: lines go to stderr, and the returned handler keeps the newest lines in memory."""
     logging.basicConfig(level=os.environ.get("EVERSTEP_LOG_LEVEL", "INFO"), stream=sys.stderr)
     own_log = OwnLog()
     logging.getLogger().addHandler(own_log)

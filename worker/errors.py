@@ -50,10 +50,7 @@ class AttestationFailed(WorkerError):
 
 
 class NoRoom(WorkerError):
-    """The node has too little memory for a slot that a shard needs.
-
-    `is_passing` is True if other processes now use the memory, so that a later attempt may succeed.
-    """
+    """The node has too little memory for a slot. `is_passing`: other processes use it now, so a retry may succeed."""
 
     def __init__(self, *, needed_bytes: int, available_bytes: int, is_passing: bool = False) -> None:
         whose = " available: other processes use the memory" if is_passing else " there"
@@ -78,10 +75,7 @@ class PeerRefused(PeerError):
 
 
 class OtherGeneration(PeerRefused):
-    """The session belongs to this node's run, but to a generation that has ended here or is not loaded yet.
-
-    Such sessions are normal around every restart of the ranks.
-    """
+    """The session belongs to a generation of this node's run that has ended here or is not loaded yet."""
 
 
 class StubRefused(WorkerError):
@@ -125,30 +119,17 @@ class LoadFailed(WorkerError):
     ) -> LoadFailed:
         """Return the error for an input that a job needs and that this node cannot provide.
 
-        At the first start of a job, the job's request is probably wrong. The error is then permanent unless
-        the cause is retryable. A job that has trained before may find the input on another node, so the error is not
-        permanent.
-
-        Args:
-            parent: parent of the generation; 0 at the first launch.
-            code: code of the fault, as in `NodeFault.code`.
-            message: a complete sentence for the user.
-            cause: the error of the store or of the input; None for other causes, which last.
-            place: the S3 object that the store did not deliver; None if it is unknown.
-
-        Returns:
-            The error.
+        `parent` is that of the generation. `cause` is None for causes that last.
         """
+        # At the first start of a job, its request is probably wrong. A job that has trained before may find the input
+        # on another node.
         is_permanent = not parent and not (cause is not None and cause.retryable)
         obstacle = cause.obstacle if cause is not None else None
         return cls(code, message, is_permanent=is_permanent, obstacle=obstacle, place=place)
 
 
 class InputRefused(WorkerError):
-    """An input channel of the job cannot be provided on this node.
-
-    `obstacle` is that of the store's error, if one is the cause.
-    """
+    """An input channel of the job cannot be provided on this node. `obstacle` is that of the store's error."""
 
     def __init__(self, message: str, *, retryable: bool = False, obstacle: Obstacle | None = None) -> None:
         super().__init__(message)
@@ -161,20 +142,17 @@ class RequirementsRefused(WorkerError):
 
 
 class SupervisorError(WorkerError):
-    """Base class of errors about rank processes and about the shim, their parent process."""
+    """Base class of errors about rank processes and about the shim."""
 
 
 class ShimUnavailable(SupervisorError):
-    """The node's shim (the parent process of all ranks) cannot be started or reached."""
+    """The node's shim cannot be started or reached."""
 
     retryable = True
 
 
 class RanksNotGone(SupervisorError):
-    """Rank processes of an older generation still run after the deadline for their end.
-
-    The node must not join a newer generation.
-    """
+    """Rank processes of an older generation still run after the deadline. The node must not join a newer one."""
 
 
 class UserRefused(WorkerError):
@@ -182,7 +160,7 @@ class UserRefused(WorkerError):
 
 
 class StorageError(WorkerError):
-    """A call to an object store failed. `obstacle`: why the store could not be used. None if the store did answer."""
+    """A call to an object store failed. `obstacle` is None if the store did answer."""
 
     obstacle: ClassVar[Obstacle | None] = None
 

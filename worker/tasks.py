@@ -12,10 +12,9 @@ from typing import Any
 
 
 class Signal:
-    """Wakes all tasks that wait for a change.
+    """Wakes all tasks that wait for a change, and increments `version`.
 
-    Each change increments `version`. A task passes the version that it has seen to `wait`, so it misses no change
-    between two waits.
+    A task passes the version that it has seen to `wait`, so it misses no change between two waits.
     """
 
     def __init__(self) -> None:
@@ -29,10 +28,7 @@ class Signal:
         self._event = asyncio.Event()
 
     async def wait(self, seen: int, timeout_seconds: float | None = None) -> int:
-        """Wait for the next call of `notify`, and return `version`.
-
-        The wait ends as soon as `version` differs from `seen`, or after the timeout.
-        """
+        """Wait until `version` differs from `seen`, or for the timeout, and return `version`."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 while self.version == seen:
@@ -43,10 +39,7 @@ class Signal:
 
 
 class Background:
-    """Background tasks of one owner. The owner starts them without awaiting them, and ends all of them together.
-
-    A task must handle its own errors: an exception that leaves a task is a bug.
-    """
+    """Background tasks of one owner, which ends all of them together. An exception that leaves a task is a bug."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -85,10 +78,7 @@ class Background:
 
 
 async def first_of(*work: Coroutine[object, object, object]) -> None:
-    """Run all of `work` concurrently until the first coroutine ends, then cancel the others.
-
-    If the first coroutine to end raises an error, this error is raised.
-    """
+    """Run all of `work` until the first coroutine ends, then cancel the others. Raise the first one's error."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -99,11 +89,7 @@ async def first_of(*work: Coroutine[object, object, object]) -> None:
 
 
 async def together(*work: Coroutine[object, object, None]) -> None:
-    """Run all of `work` concurrently until all have ended.
-
-    If a task fails, cancel the other tasks and raise its error. Of several errors, the error of the first task in the
-    given order is raised.
-    """
+    """Run all of `work` concurrently until all have ended. If a task fails, cancel the others and raise its error."""
     if not work:
         return
     tasks = [asyncio.create_task(each) for each in work]
@@ -111,19 +97,17 @@ async def together(*work: Coroutine[object, object, None]) -> None:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         await end(*(task for task in tasks if not task.done()))
+    # Of several errors, raise that of the first task in the given order.
     errors = [task.exception() for task in tasks if task in done and not task.cancelled()]
     for error in filter(None, errors):
         raise error
 
 
 async def end(*tasks: asyncio.Task[object] | asyncio.Task[None] | None) -> None:
-    """Cancel tasks and wait until all have ended. Errors of the tasks are ignored.
+    """Cancel tasks and wait until all have ended. None and errors of the tasks are ignored.
 
-    Args:
-        *tasks: tasks; None is ignored.
-
-    Raises:
-        asyncio.CancelledError: the caller was cancelled. The tasks have ended, and their cleanup was not interrupted.
+    Raises asyncio.CancelledError if the caller was cancelled. The tasks have ended, and their cleanup was not
+    interrupted.
     """
     begun = [task for task in tasks if task is not None]
     for task in begun:
@@ -137,13 +121,9 @@ async def end(*tasks: asyncio.Task[object] | asyncio.Task[None] | None) -> None:
 
 
 async def finish(work: Coroutine[object, object, object]) -> None:
-    """Run `work` to its end even if the caller is cancelled; the cancellation is raised afterwards.
+    """Run `work`, a cleanup that ends soon by itself, to its end even if the caller is cancelled.
 
-    Args:
-        work: cleanup that ends soon by itself.
-
-    Raises:
-        asyncio.CancelledError: the caller was cancelled; `work` has ended.
+    Raises asyncio.CancelledError afterwards if the caller was cancelled.
     """
     task = asyncio.ensure_future(work)
     await ended(task)
@@ -153,13 +133,8 @@ async def finish(work: Coroutine[object, object, object]) -> None:
 async def ended(*work: asyncio.Future[Any]) -> None:
     """Wait until all of `work` has ended, successfully or with an error, even if the caller is cancelled.
 
-    If all of `work` has already ended, the call returns without yielding to the event loop.
-
-    Args:
-        *work: futures; they continue if the caller is cancelled.
-
-    Raises:
-        asyncio.CancelledError: the caller was cancelled; all of `work` has ended.
+    If all has already ended, the call returns without yielding to the event loop. Raises asyncio.CancelledError
+    afterwards if the caller was cancelled.
     """
     cancelled: asyncio.CancelledError | None = None
     while left := [each for each in work if not each.done()]:

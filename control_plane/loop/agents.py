@@ -1,15 +1,9 @@
 """The registry of agents: their websocket connections, their newest reports, and the messages queued for them.
 
-    websocket route (api)                       job and fleet loop
-      accept(hello, fleet) → connection           views()            newest report of each agent, and its time
-      connection.report(report)       ──▶         send(node, …)      queued for the route's writer
-      connection.next_message()       ◀──         wait_for_change()  wakes the loops
-      connection.close()
+A new report of an agent replaces its previous report. A broken connection causes no loss, because the loops repeat a
+message until a report shows its effect.
 
-A new report of an agent replaces its previous report. Equal messages to an agent are queued only once. A broken
-connection causes no loss, because the loops repeat a message until a report shows its effect.
-
-Invariant: only the newest connection of each node is open. All methods run on the server's event loop without blocking.
+Invariant: only the newest connection of each node is open. All methods run on the event loop without blocking.
 """
 
 from __future__ import annotations
@@ -43,12 +37,8 @@ from everstep.protocol.ids import FleetName, Generation, NodeId, RunId
 from everstep.protocol.pace import Pace
 
 QUEUE_LIMIT = 64
-"""Limit of queued messages per agent. Above the limit, the registry drops the agent's oldest queued message.
-
-The loops send a dropped message again if they still need it.
-"""
+"""Limit of queued messages per agent. The registry drops the oldest; the loops repeat it if they still need it."""
 MAX_DEPARTED = 1000
-"""Limit of ended nodes whose last report and number of rejected messages the registry still keeps."""
 
 
 BURST_SECONDS = 16.0
@@ -63,19 +53,15 @@ class AgentView:
     fleet: FleetName
     hello: Hello
     report: AgentReport | None
-    """The agent's newest report. None until the agent has sent one."""
     is_connected: bool
     heard_at: float
-    """Time of the agent's last message, in monotonic seconds. Before the first message, the time of the connection."""
+    """Monotonic seconds of the agent's last message, initially of the connection."""
     heard_at_seconds: float
-    """Time of the agent's last message in Unix seconds, for display."""
+    """Unix seconds of the same moment, for display."""
 
 
 class AgentConnection:
-    """One open websocket of one agent.
-
-    `AgentRegistry.accept` creates it. The websocket route owns and closes it.
-    """
+    """One open websocket of one agent. The websocket route owns and closes it."""
 
     def __init__(self, registry: AgentRegistry, node_id: NodeId, protocol_minor: int) -> None:
         self.node_id = node_id
@@ -86,47 +72,27 @@ class AgentConnection:
         self.is_open = True
 
     def report(self, report: AgentReport) -> None:
-        """Accept an agent's report.
-
-        The websocket route calls this method with each decoded report.
-
-        The registry drops a report if the node has a newer connection. If a report's sequence number is not
-        above that of the last report, the registry records only that the agent is alive.
-        """
+        """Accept an agent's report, unless the node has a newer connection. An old report counts as a sign of life."""
         if self.is_open and report.node_id == self.node_id:
             self._registry._reported(self, report)
 
     def lines(self, lines: LogLines) -> None:
-        """Pass new log lines of the node's ranks to the open log readers (`log_feed`).
-
-        The websocket route calls this method with each `LogLines` message of the agent.
-        """
+        """Pass new log lines of the node's ranks to the open log readers."""
         if self.is_open:
             self._registry.lines.deliver(self.node_id, lines)
 
     def command_ended(self, ended: CommandEnded) -> None:
-        """Accept the result of a user's command (ExecuteCommand), and pass it to the waiting request.
-
-        The websocket route calls this method with each `CommandEnded` message of the agent.
-        """
+        """Pass the result of a user's command to the waiting request."""
         if self.is_open:
             self._registry.commands.ended(self.node_id, ended)
 
     def snapshot_answered(self, answer: SnapshotHeld | SnapshotBytes) -> None:
-        """Accept the agent's answer to a request for a snapshot, sent on behalf of a client (`snapshot_desk`).
-
-        The websocket route calls this method with each `SnapshotHeld` and `SnapshotBytes` message of the agent.
-        """
+        """Pass the agent's answer about a snapshot to the waiting request."""
         if self.is_open:
             self._registry.snapshots.answered(self.node_id, answer)
 
     async def next_message(self) -> ControlToAgent | None:
-        """Wait for the next message to send.
-
-        Returns:
-            The message. None if the connection is closed or the node has a newer connection. The route then closes the
-            websocket.
-        """
+        """Wait for the next message to send. None means that the route must close the websocket."""
         while self.is_open and not self._queue:
             self._filled.clear()
             await self._filled.wait()
@@ -153,11 +119,7 @@ class AgentConnection:
 
 
 class AgentRegistry:
-    """All agents that have connected since this server started.
-
-    The registry measures ages with the clock `monotonic`. `unix` returns the Unix time that the loops use, for display
-    and for the phases of incidents.
-    """
+    """All agents that have connected since this server started. `unix` is the time for display and incidents."""
 
     def __init__(
         self, monotonic: Callable[[], float] = time.monotonic, unix: Callable[[], float] = steady_seconds
@@ -170,13 +132,9 @@ class AgentRegistry:
         self._connections: dict[NodeId, AgentConnection] = {}
         self._refused: Counter[NodeId] = Counter()
         self.lines = LogFeed()
-        """Delivers log lines of ranks to log followers."""
         self.commands = CommandDesk(self.send, monotonic)
-        """Sends users' commands (ExecuteCommand) to agents, which run them on the nodes of ranks."""
         self.snapshots = SnapshotDesk(self.send)
-        """Passes requests for snapshots to agents."""
         self.logged = MetricInbox()
-        """Holds metric values that agents sent until the database contains them."""
         self._changed = asyncio.Event()
         self._change_count = 1
         self._watched: frozenset[RunId] = frozenset()
@@ -188,19 +146,9 @@ class AgentRegistry:
         return self._paces.setdefault(node_id, Pace(BURST_SECONDS, self._monotonic))
 
     def accept(self, hello: Hello, fleet: FleetName) -> AgentConnection:
-        """Register a new connection.
+        """Register a new connection, and end an older connection of the node.
 
-        An older connection of the node ends: its `next_message` returns None.
-
-        The websocket route calls this once it has verified the agent's token.
-
-        Args:
-            hello: the agent's first message, already verified.
-            fleet: the fleet for which the agent's token is valid.
-
-        Returns:
-            The connection. The route passes reports to the connection, sends the connection's messages, and finally
-            closes it.
+        The caller has verified the agent's token, which is valid for `fleet`, and closes the connection.
         """
         before = self._connections.get(hello.node_id)
         if before is not None:
@@ -222,18 +170,14 @@ class AgentRegistry:
         return connection
 
     def leave(self, fleets: frozenset[FleetName]) -> None:
-        """Disconnect the agents of all fleets that other control-plane servers manage.
-
-        Args:
-            fleets: all fleets that other servers manage now. The set replaces that of the previous call.
-        """
+        """Disconnect the agents of `fleets`, all fleets of other servers, which replaces the previous set."""
         self._elsewhere = fleets
         for node_id, connection in list(self._connections.items()):
             if self._views[node_id].fleet in fleets:
                 connection.close()
 
     def is_elsewhere(self, fleet: FleetName) -> bool:
-        """Return whether another control-plane server manages this fleet, according to the last call of `leave`."""
+        """Return whether another server manages this fleet, according to the last call of `leave`."""
         return fleet in self._elsewhere
 
     @property
@@ -242,7 +186,7 @@ class AgentRegistry:
         return self._elsewhere
 
     def refusals(self) -> Mapping[NodeId, int]:
-        """Return the number of messages that this server has rejected, by the node of the agent that sent them."""
+        """Return the number of messages that this server has rejected, by node."""
         return dict(self._refused)
 
     def views(self) -> Mapping[NodeId, AgentView]:
@@ -269,16 +213,7 @@ class AgentRegistry:
         }
 
     def send(self, node_id: NodeId, message: ControlToAgent) -> bool:
-        """Queue a message, unless the same message is already queued.
-
-        Args:
-            node_id: the agent's node.
-            message: an idempotent message. The agent may receive it twice.
-
-        Returns:
-            False if the agent is not connected, or if its release is too old for the message. In that case, the
-            message is dropped. The job loop or the fleet loop sends it again later.
-        """
+        """Queue an idempotent message once. Return False if the agent cannot receive it: not connected, or too old."""
         connection = self._connections.get(node_id)
         if connection is None or not connection.is_open or not is_supported(message, connection.protocol_minor):
             return False
@@ -286,11 +221,7 @@ class AgentRegistry:
         return True
 
     def forget(self, node_id: NodeId) -> None:
-        """Remove a node that has ended.
-
-        The method closes the node's connection if it is open. The agent's last report remains available, because an
-        incident may refer to it.
-        """
+        """Close the connection of an ended node. Its last report remains, because an incident may refer to it."""
         connection = self._connections.pop(node_id, None)
         if connection is not None:
             connection._end()
@@ -306,53 +237,31 @@ class AgentRegistry:
             self._refused.pop(longest_gone, None)
 
     def refuse(self, node_id: NodeId) -> None:
-        """Count a rejected message of this node's agent.
-
-        Args:
-            node_id: id of a node whose agent has proved its identity. With unproven ids, the number of counters could
-                grow without limit.
-        """
+        """Count a rejected message of a node whose agent has proved its identity."""
+        # With unproven ids, the number of counters could grow without limit.
         self._refused[node_id] += 1
 
     def hint(self) -> None:
-        """Wake the job loop and the fleet loop after a change that no agent reported.
-
-        Such a change is, for example, a user's request or a notice of AWS.
-
-        Must run on the server's event loop.
-        """
+        """Wake the job loop and the fleet loop after a change that no agent reported. Must run on the event loop."""
         self._wake()
 
     async def wait_for_change(self, seen: int, timeout_seconds: float) -> int:
-        """Wait for the next change (an agent's report, or another change that `hint` announces) or for the timeout.
+        """Wait for the next change or the timeout.
 
-        Return immediately if a change has occurred since the caller's previous call, whose result is `seen`. Several
-        loops may wait at the same time.
+        Return immediately if a change has occurred since the caller's previous call.
 
-        Args:
-            seen: result of the previous call; 0 for the first call.
-            timeout_seconds: longest wait.
-
-        Returns:
-            The value to pass as `seen` in the next call.
+        `seen` is the result of that previous call, and 0 for the first call. Several loops may wait at the same time.
         """
         if self._change_count == seen:
             await pause(timeout_seconds, until=self._changed)
         return self._change_count
 
     def watch_closely(self, runs: frozenset[RunId]) -> None:
-        """Set the runs about which every report wakes the loops, even if only the training progress changed.
-
-        The job loop passes the runs of jobs that start, stop or recover from a failure. A report about any other run
-        wakes the loops only if something besides the training progress changed (`_news`).
-        """
+        """Set the runs about which every report wakes the loops, even if only the training progress changed."""
         self._watched = runs
 
     def take_lost(self) -> Iterator[NodeId]:
-        """Yield the nodes whose connection broke since the last call.
-
-        The job loop then lets the server poll AWS immediately, because the instances may have ended.
-        """
+        """Yield the nodes whose connection broke since the last call."""
         while self._lost:
             yield self._lost.popleft()
 
@@ -387,10 +296,6 @@ class AgentRegistry:
 
 
 def _news(report: AgentReport) -> object:
-    """Return those parts of a report whose changes wake the job loop and the fleet loop.
-
-    Changes of the training progress alone do not wake the loops.
-    """
     member = report.member
     if member is None:
         return report.notices, report.burn_in
@@ -403,11 +308,6 @@ def _news(report: AgentReport) -> object:
 
 
 def _identity(message: ControlToAgent) -> object:
-    """Return the key by which the registry recognizes that an equal message is already queued.
-
-    Two `Load` messages of one generation have the same key, and so have two `Release` messages of one run. Other
-    messages have the same key if their contents are equal.
-    """
     if isinstance(message, Load):
         return Load, message.plan.run, message.plan.generation
     if isinstance(message, Release):

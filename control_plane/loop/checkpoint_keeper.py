@@ -1,17 +1,9 @@
 """Moves checkpoints to the trash by the limits of the job, and purges the trash.
 
-A checkpoint enters the trash because it exceeds its job's `CheckpointConfig`, or because a person deleted it. Its
-objects stay in S3 for `TrashHours`, and UndeleteCheckpoint takes it out.
-
     complete ◀──▶ trashed ──last check──▶ deleting ──▶ delete the manifest ──▶ delete the other objects ──▶ deleted
 
-If a server crashes during a deletion, the checkpoint remains in state deleting. Any control-plane server continues the
-deletion later. A deletion is idempotent.
-
-If a checkpoint exceeds the limits, the keeper trashes it only after a later checkpoint has been verified. The keeper
-requests this verification from `loop.verifier`, and waits for the result. The last check repeats this condition, and
-reads from S3 that the later checkpoint is stored. After the job's end, a person's own deletion needs no later
-checkpoint.
+A deletion is idempotent: after a crash, any server continues it. A checkpoint that exceeds the limits enters the trash
+only after a later checkpoint has been verified. After the job's end, a person's own deletion needs no later checkpoint.
 
 Invariant: the limits never make the keeper trash a pinned checkpoint, the newest checkpoint, the source of the job's
 next restore, the initial state of another unfinished job, or a checkpoint without a later verified checkpoint. The
@@ -65,9 +57,7 @@ log = logging.getLogger(__name__)
 
 DELETION_CHECK_SECONDS: Final = 5.0
 AT_ONCE: Final = 16
-"""Limit of checkpoints per job that one call of `delete_due` moves to the trash."""
 _RESTORING: Final = frozenset({JobState.PREPARING, JobState.LOADING})
-"""Job states in which agents may read any of the job's checkpoints, so that the limits delete none of them."""
 
 
 class CheckpointKeeper:
@@ -82,7 +72,7 @@ class CheckpointKeeper:
         """For each run, the number in its mark of the highest issued generation, as far as this server wrote it."""
 
     def delete_due(self) -> None:
-        """Trash and purge all checkpoints of all jobs that are due. This method blocks: call it in a thread."""
+        """Trash and purge all checkpoints of all jobs that are due. Blocks."""
         self._mark_facts()
         with self._database.read() as session:
             if not automation.may_delete(session):
@@ -107,17 +97,14 @@ class CheckpointKeeper:
                 log.info("run %s: the job was deleted, with its checkpoints", run_id)
 
     def _trash_surplus(self, run_id: str) -> None:
-        """Move those checkpoints of a job to the trash that exceed the job's limits.
-
-        One transaction reads which checkpoints are pinned or needed for a restore, and changes their state. A user can
-        therefore not pin a checkpoint between the two. S3 has the marks before this transaction.
-        """
         with self._database.read() as session:
             job, chosen, _ = self._surplus(session, run_id)
         now = self._now()
         mark = trash_mark(job, TrashCause.RETENTION, now)
         for each in chosen.values():
             mark_trashed(self._objects, folder_of(each), mark)
+        # One transaction reads which checkpoints are pinned or needed and changes their state, so that no user can pin
+        # a checkpoint in between. S3 has the marks before it.
         with self._database.write() as session:
             _, confirmed, unverified = self._surplus(session, run_id)
             for key in chosen.keys() & confirmed.keys():
@@ -146,10 +133,6 @@ class CheckpointKeeper:
         return job, {key: found[key] for key in keys}, None if unverified is None else found[unverified]
 
     def _purge_due(self, run_id: str) -> None:
-        """Delete the checkpoints whose time in the trash is over, after a last check of S3.
-
-        A mark in S3 wins over the database: a checkpoint that is pinned there, or not trashed, becomes complete again.
-        """
         with self._database.read() as session:
             job = jobs.get_run(session, run_id)
             due = [each for each in checkpoints.of_run(session, run_id) if _is_due(each, self._now())]
@@ -173,10 +156,7 @@ class CheckpointKeeper:
                     checkpoints.set_state(session, run_id, current, checkpoints.DELETING)
 
     def _has_later(self, run_id: str, trashed: SavedCheckpoint, safe: SavedCheckpoint | None) -> bool:
-        """Return whether S3 still stores the verified checkpoint `safe`, and whether it is later than a trashed one.
-
-        Request its verification if S3 lacks a part of it.
-        """
+        """Return whether S3 still stores the verified checkpoint `safe`, and `safe` is later than `trashed`."""
         if safe is None or safe.step <= trashed.step:
             return False  # `_surplus` requests the verification of a later checkpoint.
         if is_stored(self._objects, safe):
@@ -188,12 +168,10 @@ class CheckpointKeeper:
         return False
 
     def _mark_facts(self) -> None:
-        """Write the marks that S3 may lack: all pins once per server, and generation numbers that have grown.
-
-        Pins of an older version of Everstep have no mark, and neither has a number that was just issued.
-        """
+        """Write the marks that S3 may lack: all pins, once per server, and generation numbers that have grown."""
         with self._database.read() as session:
             issued = jobs.issued_generations(session)
+            # Older versions of Everstep did not mark pins.
             pinned = [] if self._has_marked_pins else checkpoints.pinned(session)
         written = [self._try(f"step {each.step}", mark_pinned, each, each.pinned_at or self._now()) for each in pinned]
         self._has_marked_pins = all(written)
@@ -213,7 +191,7 @@ class CheckpointKeeper:
 
 
 def trash_mark(job: SavedJob, cause: TrashCause, now: datetime) -> TrashMark:
-    """Return the mark of a checkpoint that moves to the trash now, for the time that its job's settings state."""
+    """Return the mark of a checkpoint that moves to the trash now."""
     hours = timedelta(hours=job.spec.checkpoint_trash_hours)
     return TrashMark(trashed_at=now, purge_at=now + hours, trash_cause=cause)
 
@@ -248,7 +226,6 @@ def _is_due(checkpoint: SavedCheckpoint, now: datetime) -> bool:
 
 
 def _needs_later(job: SavedJob, checkpoint: SavedCheckpoint) -> bool:
-    """Return whether a checkpoint may be purged only if a later verified checkpoint is stored."""
     return checkpoint.trash_cause == TrashCause.RETENTION or job.ended_at is None
 
 
@@ -300,28 +277,12 @@ def is_same(checkpoint: SavedCheckpoint, other: RestorableCheckpoint | None) -> 
 def delete(
     database: Database, objects: ServiceStore, run_id: str, checkpoint: SavedCheckpoint, now: datetime
 ) -> SavedCheckpoint:
-    """Delete the objects of a checkpoint in state deleting, and record the event once.
+    """Delete the objects of a checkpoint in state deleting, and record the event once. Idempotent. Blocks on S3.
 
-    Blocks on S3.
-
-    Idempotent. The function deletes the manifest first, so that a partly deleted checkpoint never looks complete. Then
-    it deletes all other objects in the same folder, which belong to the same generation and step. If the run has ended,
-    it also deletes the objects with frozen parameters that no other checkpoint of the run needs.
-
-    Args:
-        database: receives the checkpoint's new row and the event.
-        objects: S3.
-        run_id: run id of the job that made the checkpoint.
-        checkpoint: the stored row, in state deleting.
-        now: time of the event, in UTC.
-
-    Returns:
-        The checkpoint's new row.
-
-    Raises:
-        CloudError: S3 did not delete all objects. The checkpoint stays in state deleting.
-        NotFound: the job was removed.
+    Raises CloudError if S3 did not delete all objects; the checkpoint then stays in state deleting. Raises NotFound if
+    the job was removed.
     """
+    # Delete the manifest first, so that a partly deleted checkpoint never looks complete.
     objects.delete(checkpoint.bucket, [checkpoint.manifest_key])
     folder, _, _ = checkpoint.manifest_key.rpartition("/")
     keys = [info.reference.key for info in objects.list(ObjectReference(bucket=checkpoint.bucket, key=f"{folder}/"))]
@@ -343,12 +304,8 @@ def delete(
 
 
 def _delete_frozen(database: Database, objects: ServiceStore, job: SavedJob, checkpoint: SavedCheckpoint) -> None:
-    """Delete those frozen objects of a deleted checkpoint that no other checkpoint of its ended run needs.
-
-    Frozen objects hold parameters that never change, and several checkpoints share them. The caller has already stored
-    the state deleted. If two checkpoints are deleted at the same time, the later deletion therefore finds that no
-    checkpoint needs their common objects.
-    """
+    # The caller has already stored the state deleted. Of two concurrent deletions, the later one therefore finds that
+    # no checkpoint needs their common objects.
     with database.read() as session:
         needed = checkpoints.frozen_keys(checkpoints.of_run(session, job.run_id))
     own_folder = f"{records.run_folder(job.spec.checkpoint_uri, job.run_id).key}frozen/"

@@ -6,9 +6,9 @@
     …run=<run>/trashed                                 the whole job is in the trash
     …run=<run>/issued=<number>                         no generation of the run has a higher number
 
-A database that was restored from a backup lacks later pins and deletions, and the marks return them. A caller writes a
-mark before it changes the database. It removes the mark of a pin after this change, and the mark of the trash before. A
-crash in between therefore protects too much, never too little: a purge needs the mark `trashed`, and no mark `pinned`.
+A database restored from a backup lacks later pins and deletions, and the marks return them. A caller writes a mark
+before it changes the database. It removes the mark of a pin after this change, and the mark of the trash before. A
+crash in between therefore protects too much, never too little.
 
 Invariant: this module raises `CloudError` if it could not look. Its callers then delete nothing.
 """
@@ -53,7 +53,7 @@ class TrashStanding:
 
     is_pinned: bool
     trashed_at: datetime | None
-    """Time of the mark `trashed`, by S3's clock. None without the mark."""
+    """Time by S3's clock. None without the mark `trashed`."""
 
     @property
     def may_purge(self) -> bool:
@@ -62,7 +62,7 @@ class TrashStanding:
 
 
 def folder_of(checkpoint: SavedCheckpoint) -> ObjectReference:
-    """Return the key prefix of the objects that belong to this checkpoint only. It ends with a slash."""
+    """Return the prefix of the keys that belong to this checkpoint only. It ends with a slash."""
     return ObjectReference(bucket=checkpoint.bucket, key=f"{checkpoint.manifest_key.rpartition('/')[0]}/")
 
 
@@ -91,18 +91,16 @@ def standing_of(objects: ServiceStore, checkpoint: SavedCheckpoint) -> TrashStan
 
 
 def is_over(objects: ServiceStore, checkpoint: SavedCheckpoint, standing: TrashStanding) -> bool:
-    """Return whether the time in the trash is over by S3's clock, too. The server's clock may be wrong."""
+    """Return whether the time in the trash is also over by S3's clock."""
     if checkpoint.trashed_at is None or checkpoint.purge_at is None or standing.trashed_at is None:
         return False
+    # The server's clock may be wrong.
     now = objects.put(_place(folder_of(checkpoint), DUE), b"").modified_at
     return now - standing.trashed_at >= checkpoint.purge_at - checkpoint.trashed_at
 
 
 def is_stored(objects: ServiceStore, checkpoint: SavedCheckpoint) -> bool:
-    """Return whether S3 has the manifest and all objects of a complete checkpoint, with the sizes of the manifest.
-
-    Raises CloudError if S3 did not answer.
-    """
+    """Return whether S3 has the manifest and all objects of a complete checkpoint. Raises CloudError if S3 fails."""
     manifest = checkpoint.contents()
     if manifest is None:
         return False
@@ -138,12 +136,10 @@ def trash_of(body: bytes, seen_at: datetime) -> TrashMark:
 
 
 def mark_issued(objects: ServiceStore, run_folder: ObjectReference, issued: Generation) -> None:
-    """Record the highest generation number of a run, and remove the marks of lower numbers.
-
-    The number is part of the key, so a late writer never lowers it.
-    """
+    """Record the highest generation number of a run, and remove the marks of lower numbers."""
     prefix = ObjectReference(bucket=run_folder.bucket, key=f"{run_folder.key}issued=")
     lower = [info.reference.key for info in objects.list(prefix) if issued_in(info.reference.key) < issued]
+    # The number is part of the key, so a late writer never lowers it.
     objects.put(ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}{issued}"), b"")
     if lower:
         objects.delete(prefix.bucket, lower)

@@ -1,7 +1,4 @@
-"""Translates AWS's answers about a fleet into the input of decisions (`control_plane.core`).
-
-Invariant: pure. The functions keep no state and send no requests.
-"""
+"""Translates AWS's answers about a fleet into the input of decisions. Pure: sends no requests."""
 
 from __future__ import annotations
 
@@ -31,17 +28,7 @@ from everstep.protocol.ids import NodeId
 def group_observed(
     group: GroupState, failures: tuple[LaunchFailure, ...], before: GroupObserved | None
 ) -> GroupObserved:
-    """Convert AWS's answer about an Auto Scaling group to the input of decisions (`control_plane.core`).
-
-    Args:
-        group: the newest answer, with lifecycle hooks, scaling policies and instance type, which `complete_group` adds.
-        failures: failed launches since the last success, newest first.
-        before: the previous result for this group, with the time of the first failed launch, which AWS may no longer
-            list. None without a previous result.
-
-    Returns:
-        The observation.
-    """
+    """Convert AWS's answer about a group, completed by `complete_group`. `failures` are newest first."""
     return GroupObserved(
         desired_count=group.desired_count,
         min_size=group.min_size,
@@ -70,21 +57,18 @@ def group_observed(
 
 
 def first_line(error: CloudError) -> str:
-    """Return the first line of an error message. Some error messages, such as parse errors, have many lines."""
+    """Return the first line of an error message; parse errors have many lines."""
     return str(error).partition("\n")[0]
 
 
 def hook_seconds(group: GroupState) -> float:
-    """Return the shortest timeout of an Auto Scaling group's terminating lifecycle hooks, in seconds.
-
-    Each of these hooks holds a terminating instance for at least this time.
-    """
+    """Return the shortest timeout of a group's terminating lifecycle hooks, in seconds."""
     timeouts = [hook.heartbeat_timeout for hook in group.hooks if hook.transition == TERMINATING_TRANSITION]
     return min(timeouts, default=MAX_HOOK_TIMEOUT).total_seconds()
 
 
 def maintenance_notice(node_id: NodeId, event: ScheduledEvent) -> NoticeRecord:
-    """Convert an event that EC2 has scheduled for an instance (such as a reboot) to a notice."""
+    """Convert an event that EC2 has scheduled for an instance to a notice."""
     begins = f", from {event.not_before:%Y-%m-%d %H:%M} UTC" if event.not_before is not None else ""
     return NoticeRecord(
         node_id=node_id,
@@ -97,10 +81,7 @@ def maintenance_notice(node_id: NodeId, event: ScheduledEvent) -> NoticeRecord:
 
 
 def held_notices(group: GroupState, instances: Mapping[NodeId, InstanceState], now: datetime) -> list[NoticeRecord]:
-    """Return a notice (announced end) for each instance that a terminating lifecycle hook holds.
-
-    The notice contains the time at which the hook expires, if the hook took effect at `now`.
-    """
+    """Return a notice for each instance that a hook holds. Its end assumes that the hook took effect at `now`."""
     ends_at = now + timedelta(seconds=hook_seconds(group))
     return [
         NoticeRecord(
@@ -116,12 +97,8 @@ def held_notices(group: GroupState, instances: Mapping[NodeId, InstanceState], n
 
 
 def held_members(group: GroupState, instances: Mapping[NodeId, InstanceState]) -> list[MemberState]:
-    """Return the group's members that a terminating lifecycle hook holds, or will hold soon.
-
-    A member stays in the state Terminating until its hook takes effect. If the group has a load balancer, the hook can
-    take effect minutes later.
-    Source: Amazon EC2 Auto Scaling User Guide, how lifecycle hooks work.
-    """
+    """Return the members that a terminating hook holds, or will hold soon. Source: EC2 Auto Scaling User Guide."""
+    # A member stays in the state Terminating until its hook takes effect. With a load balancer, that can take minutes.
     has_hook = any(hook.transition == TERMINATING_TRANSITION for hook in group.hooks)
     return [
         member
@@ -136,10 +113,8 @@ def conditions_of(
 ) -> dict[NodeId, tuple[InstanceCondition, InstanceEnded | None]]:
     """Return the condition of each node's instance, and AWS's report if the instance ended or is omitted.
 
-    The Auto Scaling group reports the termination of a member earlier than EC2, so the group's answer takes precedence.
     A member that a lifecycle hook still holds is not ENDED. An instance that EC2 does not list is ABSENT if it belongs
-    to `absent` (`control_plane.core.absence.Omissions`), and otherwise UNKNOWN. It stays UNKNOWN while the group lists
-    it as Pending.
+    to `absent` and the group does not list it as Pending, otherwise UNKNOWN.
     """
     conditions: dict[NodeId, tuple[InstanceCondition, InstanceEnded | None]] = {}
     launching = {member.instance_id for member in group.members if member.lifecycle_state.startswith("Pending")}
@@ -162,6 +137,7 @@ def conditions_of(
             node_id=node_id, state=instance.state.value, code=instance.state_code, text=instance.state_reason
         )
         conditions[node_id] = (InstanceCondition.ENDED, ended)
+    # The Auto Scaling group reports the termination of a member earlier than EC2 does.
     held = held_members(group, instances)
     for member in group.members:
         if (

@@ -5,10 +5,8 @@
 - Scheduled events, network topology and tags of jobs: every `CLOSE_SECONDS`, and immediately for new instances.
 - Status checks: every `CLOSE_SECONDS`, and every `SUSPECT_SECONDS` for instances with a silent agent.
 
-Only the server that manages a fleet polls it, and stores AWS's notices. A throttled poll delays the fleet's next polls.
-
-Invariant: each answer contains the time of its request. If the control plane changed the group after this request, the
-loops do not use the answer for decisions about the group.
+Only the server that manages a fleet polls it. Invariant: each answer contains the time of its request. If the control
+plane changed the group after this request, the loops do not use the answer for decisions about the group.
 """
 
 from __future__ import annotations
@@ -46,13 +44,9 @@ from everstep.protocol.ids import FleetName, NodeId
 log = logging.getLogger(__name__)
 
 FLEETS_AT_ONCE = 4
-"""Limit of fleets that the server polls in parallel. Each poll uses one thread."""
 CLOSE_SECONDS = 60.0
 SUSPECT_SECONDS = 5.0
-"""Seconds between two polls of the status checks of nodes with a silent agent.
-
-EC2 itself runs the checks once a minute.
-"""
+"""Pause between polls of the status checks of nodes with a silent agent. EC2 runs the checks once a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,57 +54,39 @@ class CloudView:
     """The newest answers of AWS about one fleet: its Auto Scaling group and the instances."""
 
     asked_at: float
-    """Time at which the server sent the request to AWS, in monotonic seconds."""
     group: GroupObserved
     instance_type: str
     """Instance type that the group launches. With several types, the first."""
     instance_types: Mapping[NodeId, str]
-    """Instance type of each node that EC2 describes."""
     encrypting_types: tuple[str, ...]
     """See `GroupState.encrypting_types`."""
     availability_zone: str
     conditions: Mapping[NodeId, tuple[InstanceCondition, InstanceEnded | None]]
-    """Condition of each node's instance, and AWS's report if the instance ended or is omitted."""
     work_tags: Mapping[NodeId, Mapping[str, str]]
     """See `InstanceState.work_tags`. Contains the instances that have not ended."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """The state that the poller keeps about one fleet between polls: answers of AWS, and the times of its requests."""
-
     not_before: float = float("-inf")
-    """Earliest time of the next poll in monotonic seconds, after AWS throttled a poll."""
+    """Monotonic seconds of the earliest next poll, after AWS throttled a poll."""
     throttled_count: int = 0
-    """Number of consecutive polls that AWS throttled."""
     details_requested_at: float = float("-inf")
     asked: set[NodeId] = field(default_factory=set)
-    """Nodes for which this server has requested the network topology from EC2."""
     suspects: dict[NodeId, float] = field(default_factory=dict)
-    """Nodes with a silent agent, each with the time of the newest call of `suspect` in monotonic seconds."""
+    """Nodes with a silent agent, each with the monotonic seconds of the newest call of `suspect`."""
     statuses_requested_at: float = float("-inf")
     failed_checks: dict[NodeId, tuple[float, tuple[str, ...]]] = field(default_factory=dict)
-    """Failed EC2 status checks by node, each with the time of the server's request in monotonic seconds."""
     omissions: Omissions = field(default_factory=Omissions)
-    """Instances of the fleet that EC2's newest answers omit."""
     domains: dict[NodeId, str] = field(default_factory=dict)
     launch_failures: tuple[LaunchFailure, ...] = ()
-    """AWS's newest list of failed launches. Empty while the Auto Scaling group has its desired number of instances."""
+    """Empty while the Auto Scaling group has its desired number of instances."""
     has_held: bool = True
-    """Whether a terminating lifecycle hook held an instance at the last poll.
-
-    If True, the next poll updates the stored notices even if no hook holds an instance any more. True before the first
-    poll, because an earlier process may have stored notices.
-    """
+    """Initially True, because an earlier process may have stored notices."""
 
 
 class CloudWatch:
-    """The poller of AWS, with AWS's newest answers about each fleet.
-
-    Each server has one instance of this class, and uses it on its event loop only.
-
-    The poller calls AWS in threads. It wakes the loops when an answer differs from the previous answer.
-    """
+    """The poller of AWS, with AWS's newest answers about each fleet. Used on the server's event loop."""
 
     def __init__(
         self,
@@ -134,10 +110,7 @@ class CloudWatch:
         self._look_closer = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Poll until `stop` is set.
-
-        The poller logs a failure of one fleet once and retries the request. The failure does not delay other fleets.
-        """
+        """Poll until `stop` is set. A failure of one fleet does not delay other fleets."""
         try:
             async with asyncio.TaskGroup() as group:
                 poll = partial(self.poll, patience_seconds=AWS_POLL_SECONDS)
@@ -166,20 +139,11 @@ class CloudWatch:
             await pause(interval_seconds(), until=wake)
 
     def poll_interval_seconds(self) -> float:
-        """Return the current pause between two polls of AWS for Auto Scaling groups and instances."""
+        """Return the current pause between two polls of groups and instances."""
         return interval_seconds(None if self._event_at is None else self._context.monotonic() - self._event_at)
 
     async def poll(self, *, patience_seconds: float | None = None) -> None:
-        """Request from AWS the state of the Auto Scaling group and the instances of each fleet that is due.
-
-        The method skips a fleet that another server manages, that waits after a throttled poll, or whose earlier
-        request has no answer yet. It lists all groups by one call, and then polls the fleets in parallel, so that a
-        hanging call about one fleet does not delay other fleets.
-
-        Args:
-            patience_seconds: time limit of this call in seconds. Slower requests continue in the background. None:
-                wait for all answers.
-        """
+        """Request the groups and instances of each fleet that is due. Requests continue after `patience_seconds`."""
         asked_at, due = self._context.monotonic(), list[fleets.FleetRecord]()
         for fleet in await asyncio.to_thread(self._fleets):
             name = FleetName(fleet.name)
@@ -187,6 +151,7 @@ class CloudWatch:
                 self._views.pop(name, None)
             elif name not in self._asking and asked_at >= self._known.setdefault(name, _Known()).not_before:
                 due.append(fleet)
+        # List all groups by one call, then poll the fleets in parallel, so that a hanging call delays only one fleet.
         if due:
             names = [fleet.auto_scaling_group_name for fleet in due]
             listing = asyncio.create_task(
@@ -237,10 +202,8 @@ class CloudWatch:
             self._context.registry.hint()
 
     async def survey(self) -> None:
-        """Make the requests to EC2 that are due for each fleet: scheduled events, status checks, network topology.
-
-        `survey` and `poll` run concurrently, so that slow, rare requests do not delay frequent requests.
-        """
+        """Make the requests to EC2 that are due for each fleet: scheduled events, status checks, network topology."""
+        # Runs concurrently with `poll`, so that slow, rare requests do not delay frequent requests.
         for name, view in list(self._views.items()):
             about = self._known.setdefault(name, _Known())
             try:
@@ -252,47 +215,31 @@ class CloudWatch:
                 self._context.registry.hint()
 
     def event_arrived(self) -> None:
-        """Record that AWS sent an event.
-
-        Events report changes immediately. After an event, the server therefore polls less often for a while
-        (`core.polling`).
-        """
+        """Record that AWS sent an event, so that the server polls less often for a while."""
         self._event_at = self._context.monotonic()
 
     def view_age_seconds(self) -> float:
-        """Return the age in seconds of AWS's newest answer about a fleet; 0 without answers.
-
-        If the server manages several fleets, the result is the largest of their ages.
-        """
+        """Return the age in seconds of the oldest of AWS's newest answers about the fleets; 0 without answers."""
         return max((self._context.monotonic() - view.asked_at for view in self._views.values()), default=0.0)
 
     def poll_now(self) -> None:
-        """Start the next poll of Auto Scaling groups and instances immediately.
-
-        Callers use this method when AWS's state may have changed.
-        """
+        """Start the next poll of groups and instances immediately."""
         self._look.set()
         self._look_closer.set()
 
     def poll_details(self) -> None:
-        """Start the next poll of AWS immediately, and also request EC2's scheduled events of all instances."""
+        """Start the next poll immediately, and also request EC2's scheduled events of all instances."""
         for known in self._known.values():
             known.details_requested_at = float("-inf")
         self.poll_now()
 
     def changed(self, fleet: FleetName) -> None:
-        """Record that the control plane changes a fleet's Auto Scaling group now, which outdates older answers of AWS.
-
-        The executor calls this method before and after each change of a group's members.
-        """
+        """Record that the control plane changes a fleet's group now, which outdates older answers of AWS."""
         self._not_before[fleet] = self._context.monotonic()
         self._look.set()
 
     def group(self, fleet: FleetName) -> CloudView | None:
-        """Return AWS's newest answer about the Auto Scaling group of a fleet.
-
-        Return None if the control plane changed the group after the request for this answer.
-        """
+        """Return AWS's newest answer about a fleet, or None if the control plane changed the group since."""
         view = self._views.get(fleet)
         return view if view is not None and view.asked_at > self._not_before.get(fleet, float("-inf")) else None
 
@@ -310,18 +257,11 @@ class CloudWatch:
         return condition, ended
 
     def suspect(self, fleet: FleetName, node_id: NodeId) -> None:
-        """Mark a node with a silent agent, so that the poller requests its status checks more often.
-
-        The mark expires. The loops therefore repeat the call about once a second while the agent is silent.
-        """
+        """Request a node's status checks more often for a while. The loops repeat it while the agent is silent."""
         self._known.setdefault(fleet, _Known()).suspects[node_id] = self._context.monotonic()
 
     def complaint(self, fleet: FleetName, node_id: NodeId) -> str:
-        """Return a clause that names the failed EC2 status checks of an instance that runs.
-
-        Callers append the clause after the word `and`. The clause is empty if EC2 reported no failed check within the
-        last `FORGET_SECONDS`.
-        """
+        """Return a clause, to follow "and", about an instance's recent failed EC2 status checks. Empty without any."""
         known = self._known.get(fleet)
         asked_at, failed = known.failed_checks.get(node_id, (0.0, ())) if known is not None else (0.0, ())
         if not failed or self._context.monotonic() - asked_at > FORGET_SECONDS:
@@ -329,10 +269,7 @@ class CloudWatch:
         return f"EC2 reports its {' and '.join(failed)} status check{'s' if len(failed) > 1 else ''} as impaired"
 
     def domains(self, fleet: FleetName) -> Mapping[NodeId, str]:
-        """Return the failure domain of each instance: the innermost network node that EC2's topology names for it.
-
-        Nodes without topology data are missing.
-        """
+        """Return each instance's failure domain: its innermost network node. Nodes without topology are missing."""
         known = self._known.get(fleet)
         return dict(known.domains) if known is not None else {}
 
@@ -381,24 +318,17 @@ class CloudWatch:
         )
 
     def _launch_failures(self, fleet: fleets.FleetRecord, about: _Known) -> tuple[LaunchFailure, ...]:
-        """Return the newest launch failures. After an AWS error, return the previous failures.
-
-        An error of this request must not make the poller discard AWS's answers about the group and its instances.
-        """
         key = f"{fleet.name}/launches"
         try:
             found = self._context.operator.recent_launch_failures(fleet.auto_scaling_group_name)
         except CloudError as error:
+            # This error must not make the poller discard AWS's answers about the group and its instances.
             self._tell_once(key, f"fleet {fleet.name}: why its launches fail is unknown: {first_line(error)}")
             return about.launch_failures
         self._failing.pop(key, None)
         return found
 
     def _note_held(self, group: GroupState, instances: Mapping[NodeId, InstanceState], about: _Known) -> None:
-        """Store a notice (announced end) for each instance that a terminating lifecycle hook holds.
-
-        The notice contains the time at which the hook expires.
-        """
         found = held_notices(group, instances, self._context.now())
         if not found and not about.has_held:
             return
@@ -407,11 +337,6 @@ class CloudWatch:
         about.has_held = bool(found)
 
     def _ask_closely(self, fleet: FleetName, ids: set[NodeId], about: _Known) -> bool:
-        """Request status checks, scheduled events and network topology of instances.
-
-        The requests are due every `CLOSE_SECONDS`. Status checks of instances with a silent agent are due every
-        `SUSPECT_SECONDS`. Return whether an answer changed. After an AWS error, the previous answer remains.
-        """
         asked_at = self._context.monotonic()
         is_due = asked_at - about.details_requested_at >= CLOSE_SECONDS
         is_news = False
@@ -462,10 +387,7 @@ class CloudWatch:
             self._tell_once(key, f"fleet {fleet}: instances lack the tags of their jobs: {first_line(error)}")
 
     def _ask_status(self, fleet: FleetName, ids: set[NodeId], about: _Known, asked_at: float) -> bool:
-        """Request scheduled events and status checks of instances from EC2, and store the answers.
-
-        Return whether an answer changed.
-        """
+        """Request and store scheduled events and status checks. Return whether an answer changed."""
         try:
             found = self._context.operator.statuses(sorted(ids))
         except CloudError as error:

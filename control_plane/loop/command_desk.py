@@ -1,15 +1,12 @@
 """Sends users' commands (ExecuteCommand) to the agents that run them, and returns the agents' answers.
 
-A caller that lost the answer repeats its call with the same command id, and receives the same answer.
-
     run(node, command) ──▶ RunCommand ──▶ agent
                        ◀── CommandEnded ──      ended(node, answer)
 
-A repeated call does not run the command again. The agent receives each command only once, because commands need not be
-idempotent.
+A caller that lost the answer repeats its call with the same command id and receives the same answer. The agent receives
+each command only once, because commands need not be idempotent.
 
-Invariant: only the node that received a command may answer this command. The server remembers a bounded number of
-commands. All methods run on the server's event loop.
+Invariant: only the node that received a command may answer it. All methods run on the server's event loop.
 """
 
 from __future__ import annotations
@@ -24,14 +21,10 @@ from everstep.protocol.agent_messages import CommandEnded, RunCommand
 from everstep.protocol.ids import NodeId
 
 MAX_WAITING: Final = 32
-"""Limit of commands that run at the same time."""
 MAX_KEPT: Final = 64
-"""Limit of finished commands whose answers the server remembers for repeated calls.
-
-Running commands are always remembered.
-"""
+"""Finished commands whose answers the server remembers for repeated calls."""
 ANSWER_SECONDS: Final = 5.0
-"""Seconds for which callers wait for an answer, in addition to the command's own timeout."""
+"""Seconds for which callers wait in addition to the command's own timeout."""
 
 
 class CommandFailed(Exception):
@@ -63,15 +56,11 @@ class _Asked:
     """Monotonic seconds at which callers stop waiting for the answer."""
 
     def is_waited_for(self, now: float) -> bool:
-        """Return whether the API client that sent this command still waits for the agent's answer."""
         return not self.answer.done() and now < self.ends_at
 
 
 class CommandDesk:
-    """Users' commands that one server has sent to agents. The registry of agents (`AgentRegistry`) owns the desk.
-
-    `send` queues a message for an agent and returns whether the agent is connected.
-    """
+    """Users' commands that one server has sent to agents. `send` returns whether the agent is connected."""
 
     def __init__(self, send: Callable[[NodeId, RunCommand], bool], monotonic: Callable[[], float]) -> None:
         self._send = send
@@ -84,14 +73,6 @@ class CommandDesk:
 
     async def run(self, node_id: NodeId, command: RunCommand) -> CommandEnded:
         """Send a command to an agent and wait for its answer.
-
-        Args:
-            node_id: id of the agent.
-            command: the command. If the server remembers the command's id, the call returns the answer to the earlier
-                call.
-
-        Returns:
-            The agent's answer.
 
         Raises:
             TooManyCommands: `MAX_WAITING` commands are running already.
@@ -115,10 +96,7 @@ class CommandDesk:
             raise NotAnswered from None
 
     def ended(self, node_id: NodeId, answer: CommandEnded) -> None:
-        """Accept an agent's answer to a command that a user runs on a node.
-
-        The answer is ignored if this server sent the command to another agent.
-        """
+        """Accept an agent's answer. It is ignored if this server sent the command to another agent."""
         asked = self._asked.get(answer.command_id)
         if asked is not None and asked.node_id == node_id and not asked.answer.done():
             asked.answer.set_result(answer)

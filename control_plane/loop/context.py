@@ -22,7 +22,7 @@ from everstep.protocol.plan import Timeouts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopContext:
-    """Dependencies of the loops. The module that assembles the server (`app`) creates this object."""
+    """Dependencies of the loops. The module `app` creates this object."""
 
     database: Database
     operator: CloudOperator
@@ -30,11 +30,9 @@ class LoopContext:
     registry: AgentRegistry
     timeouts: Timeouts
     secret: bytes
-    """The server secret, from which the server derives the keys of generations."""
     owner: str
     """The name by which this process owns leases. Each start of the server makes a new name."""
     bucket: str
-    """The server's S3 bucket, which receives the evidence about held nodes."""
     is_local: bool = False
     """Whether the fleets are local clusters, whose nodes share one machine."""
     events: EventQueue | None = None
@@ -44,6 +42,4 @@ class LoopContext:
     retention: RowRetention = DEFAULT
     tracer: Tracer = field(default_factory=Tracer)
     figures: LoopFigures = field(default_factory=LoopFigures)
-    """Prometheus metrics that the loops update."""
     readiness: Readiness = field(default_factory=Readiness)
-    """Whether the loops of this server work. The API operation GetReadiness returns this state."""

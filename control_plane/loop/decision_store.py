@@ -1,7 +1,6 @@
 """Stores the decisions about jobs and fleets in the database.
 
-Invariant: one transaction, under the lease of the job or fleet, stores the whole decision or nothing. Readers therefore
-never see half of a decision. A decision of a server that lost the lease has no effect.
+Invariant: one transaction, under the lease of the job or fleet, stores the whole decision or nothing.
 """
 
 from __future__ import annotations
@@ -55,14 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class DecisionStore:
-    """Writes the decisions of the job loop and the fleet loop.
-
-    All methods block: call them in a thread.
-
-    Args:
-        database: contains the jobs, fleets and nodes.
-        fleet_leases: leases of the fleets. Only the holder of a fleet's lease may write the fleet's jobs.
-    """
+    """Writes the decisions of the job loop and the fleet loop. All methods block."""
 
     def __init__(self, database: Database, fleet_leases: HeldLeases) -> None:
         self._database = database
@@ -79,20 +71,10 @@ class DecisionStore:
     ) -> bool:
         """Store everything that a decision about a job changes, in one transaction.
 
-        Args:
-            lease: the job's lease. The transaction fails if another server has taken it over.
-            stored: the database rows on which the decision is based.
-            observed: the decision's input, made from `stored`. It includes the job's place in the fleet's queue.
-            decision: the decision about the job.
-            shards: rows of shards to write; empty if nothing changed.
-            now: Unix seconds of the decision.
+        Return False if nothing was stored, because the queue, the job's new fleet or the pause has changed since
+        `stored` was read. The caller then decides again. `shards` is empty if nothing changed; `now` is Unix seconds.
 
-        Returns:
-            False if nothing was stored, because the queue, the fleet to which the job moves, or the pause of automation
-            has changed since the caller read `stored`. The caller then decides again.
-
-        Raises:
-            StaleLease: another server holds the lease of the job or of its fleet. Nothing was stored.
+        Raises StaleLease if another server holds the lease of the job or of its fleet. Nothing was stored.
         """
         moment = records.at(now)
         before, after = stored.job, decision.record
@@ -144,10 +126,7 @@ class DecisionStore:
         return True
 
     def apply_drill(self, lease: Lease, stored: StoredJob, drill: DrillObserved, now: float) -> None:
-        """Store the new state of a job's drill (a fault that a user injects on purpose), with its event.
-
-        Raises StaleLease if the lease is lost.
-        """
+        """Store the new state of a job's drill, with its event. Raises StaleLease if the lease is lost."""
         job = stored.job
         with self._database.write() as session:
             self._fleet_leases.check(session, job.fleet_name)
@@ -158,11 +137,7 @@ class DecisionStore:
             events.append_for_job(session, job, "DrillStateChanged", message, records.at(now), node_id=drill.node_id)
 
     def record_outputs(self, fleet: FleetName, node_id: NodeId, member: MemberReport, now: float) -> None:
-        """Add the unstored outputs of a node that leaves an ended job to the job, with an event for new ones.
-
-        The job loop records those of an unfinished job. A node that never belonged to the job adds nothing. Raises
-        StaleLease if the fleet's lease is lost.
-        """
+        """Add the unstored outputs of a node that leaves an ended job to the job, with an event. Raises StaleLease."""
         with self._database.write() as session:
             self._fleet_leases.check(session, fleet)
             try:
@@ -187,20 +162,10 @@ class DecisionStore:
     ) -> bool:
         """Store everything that a decision about a fleet changes, in one transaction.
 
-        Args:
-            lease: the fleet's lease. The transaction fails if another server has taken it over.
-            stored: the database rows on which the decision is based.
-            decision: the decision about the fleet.
-            view: the answer of AWS on which the decision is based.
-            failure_domains: failure domain of each node for which AWS reports one.
-            now: Unix seconds of the decision.
+        Return False if nothing was stored, because the pause of automation has changed since `stored` was read. The
+        caller then executes no action and decides again. `now` is Unix seconds.
 
-        Returns:
-            False if nothing was stored, because the pause of automation has changed since the caller read `stored`. The
-            caller then executes no action and decides again.
-
-        Raises:
-            StaleLease: another server holds the lease. Nothing was stored.
+        Raises StaleLease if another server holds the lease. Nothing was stored.
         """
         moment, fleet = records.at(now), stored.fleet
         state = FleetStatus.FROZEN if decision.is_frozen else FleetStatus.ACTIVE
@@ -319,15 +284,12 @@ def _message(draft: EventDraft) -> str:
 def _keeps_its_turn(
     session: Session, job: jobs.SavedJob, next_state: JobState, observed: JobObserved, now: float
 ) -> bool:
-    """Return whether the fleet's queue still permits a decision to start, pause or requeue a job.
-
-    Since the input of this decision was read, decisions about other jobs of the fleet may have been stored. For
-    example, the decisions about two jobs may both use the same last free nodes, but only one job may get them. No other
-    transaction writes until this transaction ends, so the result stays valid.
-    """
+    """Return whether the fleet's queue still permits a decision to start, pause or requeue a job."""
     gives_way = bool(observed.gives_way_to) and next_state in (JobState.PAUSING, JobState.QUEUED)
     if job.state != JobState.QUEUED and not gives_way:
         return True  # The queue decides only about queued jobs, and jobs that must give way to another job.
+    # Since the input was read, decisions about other jobs may have been stored, so two jobs could get the same free
+    # nodes. No other transaction writes until this one ends, so the result stays valid.
     name, run = FleetName(job.fleet_name), RunId(job.run_id)
     turns = schedule_of(fleets.find(session, name), jobs.unfinished(session, name), nodes.of_fleet(session, name), now)
     return (run in turns.admitted, run in turns.giving_way) == (observed.is_admitted, bool(observed.gives_way_to))

@@ -1,9 +1,7 @@
-"""Tells people of a duty that begins or ends: one event for each, which the exporters send like all events.
-
-    standing of all jobs and fleets  ──compare──  table of told duties  ──▶  DutyBegan, DutyEnded
+"""Records an event when a duty of a person begins or ends. The exporters send it like all events.
 
 Invariant: the duty, its sentence and its urgency are those of every answer of the API (`loop.standing`). One
-transaction stores the event and the told duty, so that each is told once, also by several servers.
+transaction stores the event and the reported duty, so several servers report it only once.
 """
 
 from __future__ import annotations
@@ -30,13 +28,7 @@ ENDED: Final = "DutyEnded"
 
 
 class DutyWatch:
-    """The background task that compares the present duties with those that events have reported.
-
-    Args:
-        database: contains jobs, fleets and the reported duties.
-        registry: the agents that are connected to this server, and the fleets that other servers manage.
-        now: the time in UTC.
-    """
+    """The background task that compares the present duties with those that events have reported."""
 
     def __init__(self, database: Database, registry: AgentRegistry, now: Callable[[], datetime]) -> None:
         self._database = database
@@ -61,7 +53,7 @@ class DutyWatch:
             return len(changes)
 
     def _changes(self, session: Session) -> list[tuple[str, Standing | None]]:
-        """Return the jobs and fleets whose duty is not the told one. None: the subject no longer exists."""
+        """Return the jobs and fleets whose duty is not the reported one. None: the subject no longer exists."""
         told = duties.every(session)
         agents = self._registry.connected()
         runs = [key.removeprefix("job/") for key in told if key.startswith("job/")]

@@ -1,16 +1,13 @@
 """Delivers new entries of the event history to followers, the open event streams of API clients.
 
-One task reads the event table for all followers of this server.
-
                     every poll, while there are followers
     table event ──▶ newest events, in memory  ──▶ followers that are up to date
               └───▶ one page per read         ──▶ followers that are behind
 
-Events of other control-plane servers arrive through the same table. Each follower reads at its own speed. For a slow
-follower, the server remembers only the position and buffers no events.
+For a slow follower, the server remembers only the position and buffers no events.
 
-Invariant: a follower receives each event after its position once and in order, if its token permits the event. A
-follower receives no event after its token has expired or was revoked.
+Invariant: a follower receives each event after its position once and in order, if its token permits the event. It
+receives no event after its token has expired or was revoked.
 """
 
 from __future__ import annotations
@@ -38,15 +35,12 @@ class FeedOptions:
     """Intervals and limits of an event feed."""
 
     poll_seconds: float = 0.2
-    """Pause between two polls of the event table."""
     heartbeat_seconds: float = 10.0
     """Seconds after which a follower without new events receives an empty batch."""
     follower_limit: int = 256
-    """Limit of open event streams of one server."""
     followers_per_token_limit: int = 32
     """Limit of open streams per API token, so that one caller cannot use up `follower_limit`."""
     recent_limit: int = 1_000
-    """Limit of events that the server keeps in memory."""
     page_limit: int = 500
     """Limit of events per read of the table and per batch."""
 
@@ -74,17 +68,15 @@ class Interest:
 
     token_id: str
     ends_at: datetime | None
-    """Time at which the browser's session ends. None for clients other than browsers."""
+    """None for clients other than browsers."""
     project: str | None
-    """Project whose events the follower may see. None: all projects."""
+    """None: all projects."""
     job_name: str | None
     fleet_name: str | None
 
     def has(self, event: EventRecord) -> bool:
-        """Return whether the follower (an API client's open stream) requests this event and may see it.
-
-        `events.page` applies the same filter in SQL.
-        """
+        """Return whether the follower requests this event and may see it."""
+        # `events.page` applies the same filter in SQL.
         return (
             (self.project is None or event.project == self.project)
             and (self.job_name is None or event.job_name == self.job_name)
@@ -98,10 +90,7 @@ class Batch:
 
     events: tuple[EventRecord, ...]
     position: int
-    """Id of the event after which the follower can resume.
-
-    The follower has received all events up to this id that match its filter.
-    """
+    """The follower has received all events up to this id that match its filter, and can resume after it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -112,10 +101,7 @@ class _Follower:
 
 
 class EventFeed:
-    """All event streams of one server.
-
-    Runs on the server's event loop; reads the database in threads.
-    """
+    """All event streams of one server. Runs on the server's event loop; reads the database in threads."""
 
     def __init__(self, database: Database, now: Callable[[], datetime], options: FeedOptions | None = None) -> None:
         self._database = database
@@ -124,27 +110,19 @@ class EventFeed:
         self._followers: set[_Follower] = set()
         self._recent: deque[EventRecord] = deque()
         self._complete_after = 0
-        """An event id. `_recent` contains all events with a higher id that the server has read from the table."""
+        """`_recent` contains all events with a higher id that the server has read."""
         self._newest: int | None = None
-        """Highest event id that the server has read. None until the first poll for a follower has finished."""
+        """None until the first poll for a follower has finished."""
         self._polling: asyncio.Task[None] | None = None
         self._is_closed = False
 
     async def follow(self, interest: Interest, after_id: int | None) -> AsyncGenerator[Batch | End, None]:
         """Yield new events until the stream ends or the caller stops iterating.
 
-        Args:
-            interest: identity and filter of the follower.
-            after_id: id of the last event that the follower has received. None means that only future events are
-                delivered.
+        The first batch is empty and contains the position; an `End` with the reason comes last. With `after_id` None,
+        only future events are delivered.
 
-        Yields:
-            First a batch without events, which contains the position. Then batches with events, and heartbeats. Finally
-            an `End` with the reason.
-
-        Raises:
-            TooManyFollowers: the limit of followers is reached. The generator raises this error at the first iteration,
-                before the first batch.
+        Raises TooManyFollowers at the first iteration if a limit is reached.
         """
         of_token = sum(follower.interest.token_id == interest.token_id for follower in self._followers)
         if len(self._followers) >= self._options.follower_limit or of_token >= self._options.followers_per_token_limit:
@@ -218,10 +196,7 @@ class EventFeed:
             self._recent.clear()
 
     def _take(self, ended: frozenset[str], found: tuple[EventRecord, ...], newest: int) -> None:
-        """Apply the result of one poll of the event table.
-
-        The method first ends the streams whose tokens the poll has found invalid, and then delivers the events.
-        """
+        """Apply the result of one poll of the event table: first end the streams with invalid tokens, then deliver."""
         now = self._now()
         for follower in self._followers:
             interest = follower.interest

@@ -1,7 +1,7 @@
 """Executes the actions of decisions: sends messages to agents, calls AWS, and writes manifests to S3.
 
 Before a call that changes AWS or S3, the executor stores an *intent* under the lease, and afterwards its outcome. It
-does not repeat a call whose intent is done. Messages to agents are idempotent, so they need no intent.
+does not repeat a call whose intent is done.
 
 Invariant: no database session is open during a call. Intents and log lines contain no secrets.
 """
@@ -78,21 +78,13 @@ class Call:
 
 
 def generation_key(secret: bytes, run: RunId, generation: Generation) -> bytes:
-    """Return the key (32 bytes) with which the agents of one generation authenticate each other.
-
-    The server derives the key from its secret and never stores it. A restarted server therefore sends the same key.
-    """
+    """Return the key (32 bytes) with which the agents of one generation authenticate each other."""
+    # The key is not stored, so a restarted server derives and sends the same key.
     return hmac.new(secret, f"{run}/{generation}".encode(), hashlib.sha256).digest()
 
 
 class Executor:
-    """Executes the actions of the job loop's and the fleet loop's decisions.
-
-    Used on the server's event loop.
-
-    Calls to AWS and S3 run in threads, so the loops do not wait for these calls. The executor calls `renewed` in
-    threads before it writes. `renewed` returns a job's or fleet's lease as it was last renewed.
-    """
+    """Executes the decisions' actions. `renewed` returns a job's or fleet's lease as it was last renewed."""
 
     def __init__(self, context: LoopContext, renewed: Callable[[Lease], Lease]) -> None:
         self._context = context
@@ -101,10 +93,7 @@ class Executor:
         self._last_logs = LastLogs(context)
 
     def send(self, action: JobAction | FleetAction) -> None:
-        """Queue the message of an action for its agent.
-
-        If the agent is not connected, the executor drops the message. The job loop or fleet loop later repeats it.
-        """
+        """Queue the message of an action for its agent, if it is connected. The loops repeat lost messages."""
         match action:
             case Send(node_id, message):
                 self._context.registry.send(node_id, message)
@@ -116,18 +105,12 @@ class Executor:
                 pass
 
     def put_manifest(self, lease: Lease, action: PutManifest) -> None:
-        """Start to write a manifest to S3 and its checkpoint to the database, unless this work is already in progress.
-
-        The work runs in the background, so that the job loop does not wait for S3.
-        """
+        """Start to write a manifest to S3 and its checkpoint to the database, unless this work is in progress."""
         key = f"manifest/{action.manifest.run}/{action.manifest.generation}/{action.manifest.step}"
         self.begin_work(key, lambda: self._put(lease, key, action))
 
     def keep_evidence(self, lease: Lease, action: SendKeepEvidence) -> None:
-        """Let the agent of a node that a person will inspect store its logs in S3, and note that they are stored.
-
-        The docstring of the module `last_logs` lists the logs.
-        """
+        """Let the agent of a node that a person will inspect store its logs in S3, and note that they are stored."""
         key = evidence_key(action.node_id)
         view = self._context.registry.view(action.node_id)
         if view is not None and view.report is not None and view.report.evidence_key == key:
@@ -138,31 +121,16 @@ class Executor:
             )
 
     def change_group(self, lease: Lease, actions: Sequence[GroupAction], changed: Callable[[], None]) -> None:
-        """Start to apply changes to a fleet's Auto Scaling group, one after the other.
+        """Start to apply changes to a fleet's group in order, or drop them while earlier ones are in progress.
 
-        If earlier changes are still in progress, the executor drops the new changes, and a later pass (decision about
-        the fleet) requests them again. A hanging call delays only this group.
-
-        Args:
-            lease: lease of the fleet that the group belongs to.
-            actions: changes to the group, in the order of execution.
-            changed: function that invalidates older answers of AWS. The executor calls this function before and after
-                each change of the group's members.
+        The executor calls `changed` before and after each change of the members, to invalidate older answers of AWS.
         """
         if actions:
             self.begin_work(f"group/{lease.key}", lambda: self._change_group(lease, actions, changed))
 
     def strike(self, run: RunId, group: str, drill: DrillObserved) -> None:
-        """Start to inject the fault of a drill (a fault that a person injects on purpose).
-
-        The caller has already stored the state STRUCK, so the fault is injected at most once. The executor does not
-        retry a failed message or call.
-
-        Args:
-            run: run id of the job.
-            group: the Auto Scaling group of the job's fleet.
-            drill: the drill as stored, in state STRUCK.
-        """
+        """Start to inject the fault of a drill. The executor does not retry a failed message or call."""
+        # The caller has already stored the state STRUCK, so the fault is injected at most once.
         if drill.kind is DrillKind.TERMINATE_INSTANCE:
             self.begin_work(f"drill/{drill.id}", lambda: self._strike_member(group, drill))
             return
@@ -188,18 +156,15 @@ class Executor:
             log.exception("%s failed; the next pass decides it again", key)
 
     def _call(self, action: GroupAction) -> Call:
-        """Return the AWS API call that executes an action on an Auto Scaling group.
-
-        Each call has an idempotency key, and the executor makes at most one call per key. Most keys contain the current
-        minute, so the executor repeats a call if AWS still shows no effect after a minute. The key of a reboot does not
-        change, so the executor requests a reboot only once.
-        """
+        """Return the AWS API call that executes an action, with its idempotency key."""
         operator, group, now = self._context.operator, action.group, self._context.now()
         minute = int(now.timestamp() // 60)
 
         def call(key: str, name: str, make: Callable[[], object], **detail: object) -> Call:
             return Call(key=key, name=name, detail={"group": group, **detail}, make=make)
 
+        # Most keys contain the current minute, so the executor repeats a call that shows no effect after a minute. The
+        # key of a reboot does not change, so a reboot is requested only once.
         match action:
             case SetDesired(desired_count=desired):
                 key = f"set-desired/{group}/{desired}/{now.isoformat(timespec='milliseconds')}"
@@ -316,12 +281,9 @@ class Executor:
         self._context.registry.hint()
 
     def _write(self, lease: Lease, call: Call, at: ObjectReference, body: bytes) -> None:
-        """Write a manifest to S3, unless another server has taken the job over and written its own manifest.
-
-        A server that hung may call this method after it has lost the lease. A conditional request writes only if no
-        manifest exists. If another manifest exists, the server reads its ETag, then checks that it still holds the
-        lease, and replaces only a manifest with this ETag. Blocks: call it in a thread.
-        """
+        """Write a manifest to S3, unless another server has taken the job over and written its own manifest. Blocks."""
+        # A server that hung may call this after it has lost the lease. It may replace only a manifest whose ETag it
+        # read before it checked the lease.
         try:
             self._context.objects.put_if_unchanged(at, body)
         except ObjectChanged:
@@ -345,10 +307,8 @@ class Executor:
         self._context.registry.hint()
 
     def _under(self, lease: Lease, write: Callable[[Session, Lease], T]) -> T:
-        """Run `write` in one transaction, under the version of `lease` that this server renewed last.
-
-        The loop may renew the lease during an AWS call, so the caller's copy may be stale. Blocks: call it in a thread.
-        """
+        """Run `write` in one transaction, under the version of `lease` that this server renewed last. Blocks."""
+        # The loop may renew the lease during an AWS call, so the caller's copy may be stale.
         while True:
             held = self._renewed(lease)
             try:
@@ -364,7 +324,6 @@ class Executor:
         )
 
     def _make(self, call: Call) -> object:
-        """Make a call to AWS about a node, and record it in the trace of the node's newest incident, if any."""
         if not self._context.tracer.is_recording:
             return call.make()
         node_id = str(call.detail.get("node_id", ""))
@@ -382,10 +341,8 @@ class Executor:
             self._context.tracer.record(call.name, run_id, begun, ended, {"node_id": node_id, "key": call.key}, failure)
 
     def _begin_automatic(self, call: Call, session: Session, lease: Lease) -> intents.IntentRecord | None:
-        """Store the intent of a call that changes an Auto Scaling group. Return None while automation is paused.
-
-        One transaction checks the pause and stores the intent, so no intent is stored after a pause was stored.
-        """
+        """Store the intent of a call that changes a group. Return None while automation is paused."""
+        # One transaction checks the pause and stores the intent, so no intent is stored after a pause was stored.
         if automation.find(session) is not None:
             log.info("fleet %s: %s is not called, because automation is paused", lease.key, call.name)
             return None
@@ -397,12 +354,10 @@ class Executor:
         self._under(lease, partial(intents.finish, key=call.key, state=state, outcome=outcome, now=self._context.now()))
 
     def _refuse(self, action: PutManifest, error: str, session: Session, lease: Lease) -> None:
-        """Store an event, once per step, about a manifest that is invalid because agents reported invalid shards.
-
-        The refusal is stored under another idempotency key than the write of a manifest. If agents later report valid
-        shards of the same step, the control plane can therefore still write the manifest.
-        """
+        """Store an event, once per step, about a manifest that is invalid because agents reported invalid shards."""
         now, manifest = self._context.now(), action.manifest
+        # The key differs from that of the write, so a later manifest of valid shards of the same step can still be
+        # written.
         key = f"manifest/{manifest.run}/{manifest.generation}/{manifest.step}/refused"
         intent = intents.begin(session, lease, key=key, action="PutManifest", detail={"key": action.at.key}, now=now)
         if intent.state is not IntentState.OPEN:

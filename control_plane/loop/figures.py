@@ -1,9 +1,7 @@
-"""Prometheus metrics of this process's loops.
-
-The metrics are not stored, and start at zero with the process.
+"""Prometheus metrics of this process's loops. They are not stored, and start at zero with the process.
 
 Names, units and labels follow https://prometheus.io/docs/practices/naming. Invariant: the number of series is constant.
-It depends on the number of loops, kinds of leases (job, fleet) and phases of a recovery, not on jobs, fleets or time.
+It does not depend on jobs, fleets or time.
 """
 
 from __future__ import annotations
@@ -29,10 +27,7 @@ PHASE_SECONDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 
 
 
 class LoopFigures:
-    """Prometheus counters and histograms of one server. Safe for threads.
-
-    `cloud` contains the collectors that count this server's calls to AWS.
-    """
+    """Prometheus counters and histograms of one server. Safe for threads. `cloud` counts the calls to AWS."""
 
     def __init__(self, cloud: Sequence[Collector] = ()) -> None:
         self._cloud = tuple(cloud)
@@ -85,10 +80,7 @@ class LoopFigures:
 
     @contextmanager
     def measured_pass(self, loop: Loop, monotonic: Callable[[], float]) -> Iterator[None]:
-        """Record the duration of the `with` block, in which a loop processes one job or fleet (a pass).
-
-        If the block raises StaleLease, count the pass as stale too.
-        """
+        """Record the duration of the `with` block, in which a loop makes a pass, and whether the pass was stale."""
         begun = monotonic()
         try:
             yield
@@ -103,18 +95,14 @@ class LoopFigures:
         self._reconcile_seconds.labels(loop).observe(seconds)
 
     def was_stale(self, loop: Loop) -> None:
-        """Count a decision about a job or fleet that was not stored, because another server holds its lease now."""
+        """Count a decision that was not stored, because another server holds the lease now."""
         self._stale_applies.labels(loop).inc()
 
     def lost_lease(self, kind: str) -> None:
-        """Count a lease of this server that another server took over. `kind` is `job` or `fleet`."""
+        """Count a lease of this server that another server took over."""
         self._leases_lost.labels(kind).inc()
 
     def recovered(self, phase_seconds: Mapping[str, float]) -> None:
-        """Record the lengths of a completed recovery's phases (detect, replace, restore, rework) in the metrics.
-
-        Args:
-            phase_seconds: duration of each phase, with keys like `detect_seconds`.
-        """
+        """Record the lengths of a completed recovery's phases, with keys like `detect_seconds`."""
         for phase in PHASES:
             self._phase_seconds.labels(phase).observe(phase_seconds[f"{phase}_seconds"])

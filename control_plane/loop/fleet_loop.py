@@ -42,18 +42,12 @@ class FleetLoop:
     cloud: CloudWatch
     hearing: Hearing
     leases: HeldLeases
-    """Leases of the fleets that this server manages."""
     stored: Callable[[FleetName], None]
     """Called with a fleet's name after the loop has stored a decision."""
     _fleets: tuple[FleetName, ...] = ()
-    """Names of all fleets, as the loop last read them from the database."""
 
     async def sweep(self) -> None:
-        """Decide about each fleet (one pass per fleet). Disconnect the agents of fleets that another server manages.
-
-        An agent must not stay connected to this server if another server manages its fleet, because the other server
-        would consider the agent silent.
-        """
+        """Make one pass per fleet. Disconnect the agents of fleets that another server manages."""
         failed = set(self._fleets)
         try:
             self._fleets = await asyncio.to_thread(self._fleet_names)
@@ -76,11 +70,10 @@ class FleetLoop:
             self._leave(failed)
 
     async def make_pass(self, name: FleetName) -> FleetDecision | None:
-        """Make one pass over a fleet: observe, decide, store and execute the decision. Return the decision.
+        """Make one pass over a fleet and return its decision. Return None without the lease or an answer of AWS.
 
-        Return None while another server holds the fleet's lease, or before AWS has answered. Raises StaleLease if
-        another server took the fleet over during the pass. In this case, nothing was stored. Raises NotFound if the
-        fleet was removed.
+        Raises StaleLease if another server took the fleet over during the pass; nothing was stored. Raises NotFound if
+        the fleet was removed.
         """
         served_before = self.leases.holds(name)
         lease = await asyncio.to_thread(self.leases.hold, name)
@@ -96,12 +89,9 @@ class FleetLoop:
             return await self._reconcile(lease, name, view)
 
     def _leave(self, failed: Collection[FleetName]) -> None:
-        """Disconnect the agents of fleets that another control-plane server manages.
-
-        `failed` names the fleets whose last pass (decision about the fleet) raised an error. The method disconnects the
-        agents of such a fleet too if this server's lease of the fleet has expired, because another server may manage
-        the fleet by now.
-        """
+        """Disconnect the agents of fleets that another control-plane server manages."""
+        # The other server would consider an agent silent that stays connected here. If the last pass over a fleet
+        # failed and this server's lease has expired, another server may manage the fleet by now.
         leases = self.leases
         elsewhere = frozenset(
             name for name in self._fleets if leases.sees_another(name) or (name in failed and leases.has_lapsed(name))

@@ -1,7 +1,6 @@
-"""The leases (time-limited ownership of jobs and fleets) that this control-plane server holds and renews.
+"""The leases of jobs and fleets that this server holds and renews.
 
-Invariant: a lease that another server has taken over never becomes valid again. A write under such a lease raises
-StaleLease.
+Invariant: a lease that another server has taken over never becomes valid again. Writes under it raise StaleLease.
 """
 
 from __future__ import annotations
@@ -21,19 +20,13 @@ from control_plane.loop.figures import Loop
 class _Held:
     lease: Lease
     first_counter: int
-    """The lease's counter in the database when this server claimed the lease. Each renewal increments the counter."""
+    """The lease's counter when this server claimed it. Each renewal increments the counter."""
 
 
 class HeldLeases:
-    """The leases of one kind (jobs or fleets) that this server holds.
+    """The leases of one kind that this server holds. The server renews a lease after a third of its duration.
 
-    The server renews a lease after a third of its duration, not each time it uses the lease. Different threads may call
-    `hold` for different leases at the same time, but only one thread at a time for one lease. Any thread may call the
-    methods other than `release_all`. The server calls `release_all` once, after it has processed the last job or fleet.
-
-    Args:
-        context: gives access to the database, the clocks and the clients.
-        kind: kind of the rows that the leases belong to.
+    Only one thread at a time may call `hold` for one lease. The server calls `release_all` once, after its last pass.
     """
 
     def __init__(self, context: LoopContext, kind: Loop) -> None:
@@ -46,10 +39,9 @@ class HeldLeases:
         self._held: dict[str, _Held] = {}
 
     def hold(self, key: str, *, at_once: bool = False) -> Lease | None:
-        """Return the lease of a job or fleet. Claim or renew the lease first if necessary.
+        """Return the lease of a job or fleet, claimed or renewed if necessary. None while another server holds it.
 
-        Return None while another server holds the lease. With `at_once`, the method takes the lease over before it
-        expires. The caller must be sure that the previous owner can no longer write under this lease.
+        `at_once` takes the lease over before it expires. The previous owner must no longer be able to write under it.
         """
         held = self._held.get(key)
         if held is not None and not self._leaser.is_due(held.lease):
@@ -64,11 +56,7 @@ class HeldLeases:
         return lease
 
     def renewed(self, lease: Lease) -> Lease:
-        """Return the lease as this server renewed it last.
-
-        If this server has lost the lease, return `lease` itself. Writes under this lease then raise StaleLease
-        (`db.leases.guard`).
-        """
+        """Return the lease as this server renewed it last, or `lease` itself if this server has lost it."""
         held = self._held.get(lease.key)
         return held.lease if held is not None and held.first_counter <= lease.counter else lease
 
@@ -78,23 +66,13 @@ class HeldLeases:
         return held is not None and self._monotonic() - held.lease.taken_at < self._ttl_seconds
 
     def check(self, session: Session, key: str) -> None:
-        """Raise StaleLease unless this server holds the lease, according to both its own clock and the database.
-
-        Args:
-            session: from `Database.write`. No other server can take the lease over until this transaction ends.
-            key: run id of the job or name of the fleet.
-
-        Raises:
-            StaleLease: the lease has lapsed, or another server has taken it over.
-        """
+        """Raise StaleLease unless this server holds the lease, by its clock and the database. Needs a write session."""
+        # No other server can take the lease over until the caller's write transaction ends.
         if not self.holds(key) or owner_of(session, self._kind, key) != self._leaser.owner:
             raise StaleLease(f"the lease of {self._kind} {key} was lost during a pass")
 
     def has_lapsed(self, key: str) -> bool:
-        """Return whether this server held the lease and the lease has expired.
-
-        Another server may have taken over an expired lease.
-        """
+        """Return whether this server held the lease and the lease has expired. Another server may hold it by now."""
         return key in self._held and not self.holds(key)
 
     def sees_another(self, key: str) -> bool:

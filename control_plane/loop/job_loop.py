@@ -1,12 +1,11 @@
 """Decides about the unfinished jobs. A *pass* over a job is: claim the lease, observe, decide, execute and store.
 
-At most `PASS_LIMIT` passes run at a time. A pass writes rows of its own job only. Passes over jobs of one fleet share
-the fleet's queue. A transaction that stores a decision about a job's place in the queue therefore first computes the
-queue again (docs/adr/0034-passes-run-side-by-side.md).
+A pass writes rows of its own job only. Passes over jobs of one fleet share the fleet's queue, so a transaction that
+stores a job's place in it first computes the queue again (docs/adr/0034-passes-run-side-by-side.md).
 
 Invariant: a pass stores all its results under the job's lease in one transaction, or none. Its messages follow from
-state that an earlier pass stored. After a crash, the next pass therefore completes the work. No two passes over one job
-run at the same time. A pass stores nothing after this server has lost the lease of the job or of its fleet.
+state that an earlier pass stored. No two passes over one job run at the same time. A pass stores nothing after this
+server has lost the lease of the job or of its fleet.
 """
 
 from __future__ import annotations
@@ -43,22 +42,14 @@ from everstep.protocol.ids import FleetName, RunId
 
 log = logging.getLogger(__name__)
 
+# A pass needs at most one database connection, and a server has 15. A higher limit would not be faster, because the
+# database executes one write at a time (`db/session.py`).
 PASS_LIMIT = 8
-"""Limit of jobs about which the loop decides at the same time (passes).
-
-The limit is above 1, so that a few slow jobs do not delay other jobs.
-
-A pass needs at most one database connection, and a server has 15. With this limit, about half of the connections remain
-for requests and other loops. A higher limit would not be faster, because the database executes one write at a time
-(`db/session.py`).
-"""
+"""Limit of simultaneous passes. It is above 1, so that a few slow jobs do not delay other jobs."""
 PATIENCE_SECONDS = 0.1
-"""Seconds for which a sweep (one round over all jobs) waits for the ends of its passes, once all have begun.
-
-Normal passes last milliseconds, so a sweep usually includes their ends.
-"""
+"""Seconds for which a sweep waits for the ends of its passes, once all have begun."""
 AGAIN_LIMIT = 8
-"""Limit of decisions about one job in a row (passes), if each decision requests the next one at once."""
+"""Limit of passes over one job in a row, if each decision requests the next one at once."""
 
 
 @dataclass(eq=False)
@@ -70,9 +61,7 @@ class JobLoop:
     executor: Executor
     store: DecisionStore
     cloud: CloudWatch
-    """Polls AWS when an agent's connection breaks."""
     leases: HeldLeases
-    """Leases of the jobs that this server manages."""
     fleet_leases: HeldLeases
     """Only the holder of a fleet's lease makes passes over the fleet's jobs."""
 
@@ -81,9 +70,8 @@ class JobLoop:
         self._listings = StoreListings(self.context.objects, self.executor, self.context.now)
         self._shared = SharedRows(self.observer.read_surroundings)
         self._sent: dict[RunId, frozenset[tuple[str, str]]] = {}
-        """Kind and node of each message of the last decision about a job. Traces omit messages that are sent again."""
+        """Kind and node of each message of the last decision. Traces omit messages that are sent again."""
         self._live: dict[RunId, jobs.SavedJob] = {}
-        """Rows of the jobs that this server manages, at the last sweep."""
         self._scheduler = Scheduler(self._process, PASS_LIMIT, self.context.monotonic)
 
     def forget_rows(self, name: FleetName) -> None:
@@ -91,10 +79,7 @@ class JobLoop:
         self._shared.forget(name)
 
     async def sweep(self) -> None:
-        """Process each unfinished job once, in all fleets that this server manages.
-
-        Return when the work for every job has ended, or `PATIENCE_SECONDS` after the last job's work has begun.
-        """
+        """Process each unfinished job once, and wait up to `PATIENCE_SECONDS` after the last work has begun."""
         if any(True for _ in self.context.registry.take_lost()):
             self.cloud.poll_now()
         self._shared.forget()
@@ -110,22 +95,18 @@ class JobLoop:
         await self._scheduler.sweep(self._live, PATIENCE_SECONDS)
 
     async def idle(self) -> None:
-        """Wait until no job needs a decision (a pass), and no pass runs."""
+        """Wait until no job needs a pass, and no pass runs."""
         await self._scheduler.idle()
 
     async def close(self) -> None:
-        """Begin no further pass over a job, and wait for passes in progress. The caller then releases the leases."""
+        """Begin no further pass, and wait for passes in progress. The caller then releases the leases."""
         await self._scheduler.close()
 
     def cancel(self) -> None:
-        """Cancel all decisions about jobs in progress. The runner calls this method before it releases the leases."""
+        """Cancel all passes in progress. The runner calls this method before it releases the leases."""
         self._scheduler.cancel()
 
     async def _process(self, run: RunId) -> None:
-        """Decide about a job and execute the decision (a pass); log a failure.
-
-        The scheduler never runs two passes of one job at once.
-        """
         job = self._live.get(run)
         if job is None:
             return  # The job has ended, or another server has taken its fleet over, since this call was scheduled.
@@ -143,19 +124,11 @@ class JobLoop:
                 raise
 
     async def make_pass(self, run: RunId) -> Decision | None:
-        """Make a pass over a job: claim the lease, observe, decide, execute the decision, store it.
+        """Make passes over a job of the last sweep, while each decision requests another pass at once.
 
-        Repeat the pass while its decision requests another pass at once.
-
-        Args:
-            run: run id of a job that the last sweep (round over all jobs) has found.
-
-        Returns:
-            The last decision, or None while another server holds the lease of the job or of its fleet.
-
-        Raises:
-            StaleLease: another server took the job over during the pass. The last pass stored nothing.
-            NotFound: the job was removed.
+        Return the last decision, or None while another server holds the lease of the job or of its fleet. Raises
+        StaleLease if another server took the job over during the pass; the last pass stored nothing. Raises NotFound if
+        the job was removed.
         """
         decision, fleet = None, FleetName(self._live[run].fleet_name)
         for _ in range(AGAIN_LIMIT):
@@ -227,7 +200,6 @@ class JobLoop:
         return decision
 
     def _trace(self, run: RunId, before: JobObserved, decision: Decision, now: float) -> None:
-        """Record spans of OpenTelemetry: changes of the job's state, new messages to agents, and ended recoveries."""
         tracer = self.context.tracer
         if not tracer.is_recording:
             return
@@ -254,14 +226,11 @@ class JobLoop:
     async def _follow_drill(
         self, lease: Lease, stored: StoredJob, observed: JobObserved, decision: Decision, now: float
     ) -> None:
-        """Advance a drill (an injected fault). The loop stores the drill's state STRUCK before it injects the fault.
-
-        If the server crashes after it has stored STRUCK, no server injects the fault.
-        """
         if observed.drill is None or stored.around.pause:
             return
         plan = decision.plan or observed.plan
         followed = drills.follow(observed.drill, decision.record, plan, now, self.context.timeouts)
+        # The state STRUCK is stored before the fault is injected. After a crash in between, no server injects it.
         if followed.drill != observed.drill:
             await asyncio.to_thread(self.store.apply_drill, lease, stored, followed.drill, now)
         if followed.course is drills.DrillCourse.STRIKE and stored.fleet is not None:
@@ -279,7 +248,6 @@ class JobLoop:
 
 
 def _sent(action: JobAction) -> tuple[str, str]:
-    """Return the kind of an action, and the node that receives it; an empty node for a manifest, which S3 receives."""
     match action:
         case Send(node_id, message):
             return type(message).__name__, node_id

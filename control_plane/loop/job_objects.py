@@ -1,12 +1,11 @@
 """The objects of a job in S3: where they are, their deletion, and the trash of jobs.
 
-DeleteTrainingJob moves a job to the trash with all of its checkpoints, and UndeleteTrainingJob takes both out. After
-`purge_at`, `loop.checkpoint_keeper` deletes the checkpoints, each after a last check. Then `purge` deletes the logs and
-outputs, and at last the job's rows.
+After `purge_at`, `loop.checkpoint_keeper` deletes the checkpoints, each after a last check. Then `purge` deletes the
+logs and outputs, and at last the job's rows.
 
 Invariant: only objects of the job's own run or generations are deleted, because other jobs may write below the same
-prefix. In the service's bucket, only the job's own prefix is searched. A job is purged only if S3 has its mark of the
-trash and no mark of a pin (`loop.checkpoint_marks`), and if none of its checkpoints is outside of the trash.
+prefix. A job is purged only if S3 has its mark of the trash and no mark of a pin (`loop.checkpoint_marks`), and if none
+of its checkpoints is outside of the trash.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from everstep.protocol.plan import ObjectReference
 log = logging.getLogger(__name__)
 
 OBJECTS_AT_ONCE: Final = 10_000
-"""Limit of objects of a job that one request or one pass deletes, so that a request returns before clients time out."""
+"""Limit of objects that one request or pass deletes, so that a request returns before clients time out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +41,20 @@ class _Place:
 
     below: ObjectReference
     own: re.Pattern[str]
-    """Pattern of the keys of the job's own objects. It must match the part of a key after the prefix `below`."""
+    """It must match the part of the job's own keys after the prefix `below`."""
 
 
 def own_place(bucket: str, project: str, name: str, run_id: str) -> str:
-    """Return the prefix in the service's bucket below which only one run of a job writes.
-
-    The result is an S3 URI below `bucket`, the service's bucket. It ends with a slash. All objects of a project have
-    one prefix, so that an IAM policy can limit a role to a project.
-    """
+    """Return the prefix (an S3 URI that ends with a slash) below which only one run of a job writes."""
+    # All objects of a project have one prefix, so that an IAM policy can limit a role to a project.
     return f"s3://{bucket}/projects/{project}/jobs/{name}/run={run_id}/"
 
 
 def has_own_outputs(job: SavedJob) -> bool:
     """Return whether the service may read and delete objects below the job's output path.
 
-    This is true for every path outside the service's bucket, which contains the job's source. In the service's bucket,
-    the path must be below the job's own prefix. A job that an older version of Everstep created may have an output path
-    in this bucket that also contains objects of other jobs.
+    In the service's bucket, the path must be below the job's own prefix. Older versions of Everstep allowed output
+    paths there that also contain objects of other jobs.
     """
     bucket = job.spec.source_bucket
     own = own_place(bucket, job.project, job.name, job.run_id), f"s3://{bucket}/jobs/{job.name}/run={job.run_id}/"
@@ -91,9 +86,7 @@ class JobSurvey:
     found: Sequence[ObjectInfo]
     has_more: bool
     is_pinned: bool
-    """Whether S3 has the mark of a pinned checkpoint."""
     is_trashed: bool
-    """Whether S3 has the mark of the job in the trash."""
 
 
 def survey(objects: ServiceStore, job: SavedJob) -> JobSurvey:
@@ -140,9 +133,7 @@ def untrash_job(session: Session, job: SavedJob, now: datetime) -> None:
 def purge(database: Database, objects: ServiceStore, run_id: str, now: datetime) -> None:
     """Delete what is left of a job whose time in the trash is over and whose checkpoints are deleted.
 
-    A mark in S3 wins over the database: a job that has a pinned checkpoint there, or no mark of the trash, leaves the
-    trash. One call deletes at most `OBJECTS_AT_ONCE` objects, and the job's mark last, so that the next call continues
-    after a crash. Raises CloudError, and leaves the job in the trash, if S3 does not answer.
+    A mark in S3 wins over the database. Raises CloudError, and leaves the job in the trash, if S3 does not answer.
     """
     with database.read() as session:
         job = jobs.get_run(session, run_id)
@@ -159,6 +150,8 @@ def purge(database: Database, objects: ServiceStore, run_id: str, now: datetime)
         with database.write() as session:
             untrash_job(session, jobs.get_run(session, run_id), now)
         return
+    # At most `OBJECTS_AT_ONCE` objects are deleted, and the job's mark last, so that the next call continues after a
+    # crash.
     mark = f"{run_folder(job.spec.checkpoint_uri, run_id).key}{TRASHED}"
     delete_objects(objects, [each for each in seen.found if each.reference.key != mark])
     if not seen.has_more:

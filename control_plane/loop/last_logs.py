@@ -23,9 +23,8 @@ from everstep.protocol.plan import ObjectReference
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS: Final = 5.0
-"""Seconds for which the control plane delays the end of an instance, at most, until its logs are in S3."""
 REMEMBERED_COUNT: Final = 1_000
-"""Number of nodes with stored logs that the control plane remembers, so that it stores the logs of a node only once."""
+"""Number of nodes with stored logs that are remembered, so that each node's logs are stored only once."""
 
 
 def evidence_key(node_id: NodeId) -> str:
@@ -39,20 +38,10 @@ class LastLogs:
     def __init__(self, context: LoopContext) -> None:
         self._context = context
         self._begun: dict[NodeId, datetime] = {}
-        """Time of the first call of `may_end` for each node, the node with the oldest call first."""
+        """Time of the first call of `may_end`, the oldest call first."""
 
     async def may_end(self, node_id: NodeId) -> bool:
-        """Request the logs of a node whose instance shall end, and return whether the instance may end now.
-
-        The executor calls this method each time before it would end the instance. The first call stores the console
-        output in S3.
-
-        Args:
-            node_id: the node whose instance will end.
-
-        Returns:
-            False while the connected agent uploads its logs, for at most `WAIT_SECONDS`.
-        """
+        """Request the logs of a node. Return False while the agent uploads them, for at most `WAIT_SECONDS`."""
         if node_id not in self._begun:
             self._begun[node_id] = self._context.now()
             if len(self._begun) > REMEMBERED_COUNT:

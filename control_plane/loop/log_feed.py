@@ -1,7 +1,5 @@
 """Passes new log lines from agents to log followers, the API clients that follow a run's log.
 
-Used on the server's event loop only.
-
 Invariant: each follower's queue is bounded. A follower detects dropped lines by missing line numbers, and can read them
 from the object store later.
 """
@@ -29,11 +27,7 @@ class TooManyLogFollowers(Exception):
 
 
 class LogFollower:
-    """One API client that follows a run's log, with the lines that it has not taken yet.
-
-    Args:
-        token_id: id of the token with which the API client authenticated.
-    """
+    """One API client that follows a run's log, with the lines that it has not taken yet."""
 
     def __init__(self, token_id: str) -> None:
         self.token_id = token_id
@@ -67,13 +61,7 @@ class LogFollower:
 
 
 class LogFeed:
-    """All open log followers (clients that receive new lines of a job's log), by run.
-
-    Args:
-        follower_limit: limit of open log followers of one server.
-        followers_per_token_limit: limit of open followers per token, so that one caller cannot use up the limit of all
-            followers.
-    """
+    """All open log followers of one server, by run. The limit per token protects the limit of all followers."""
 
     def __init__(self, *, follower_limit: int = 64, followers_per_token_limit: int = 16) -> None:
         self._follower_limit = follower_limit
@@ -87,18 +75,7 @@ class LogFeed:
 
     @contextmanager
     def follow(self, run: RunId, token_id: str) -> Iterator[LogFollower]:
-        """Register a follower until the block ends.
-
-        Args:
-            run: the run whose lines the follower receives.
-            token_id: id of the API client's token.
-
-        Yields:
-            The follower.
-
-        Raises:
-            TooManyLogFollowers: the limit of followers is reached, in total or for this token.
-        """
+        """Register a follower until the block ends. Raises TooManyLogFollowers if a limit is reached."""
         open_now = [follower for of_run in self._followers.values() for follower in of_run]
         if (
             len(open_now) >= self._follower_limit

@@ -1,21 +1,13 @@
-"""Reads a job's log from the log chunks in the object store.
-
-Lines of all nodes of a generation are merged by time. Generations follow one another.
+"""Reads a job's log from the log chunks in the object store. Lines of a generation are merged by time.
 
     cursor = (generation, {node: number of its next line}, nodes whose missing lines were reported)
 
-Each node numbers its lines (`everstep.protocol.log_chunks`), so a cursor stays valid while further chunks arrive. The
-reader does not skip lines that a node uploads late. Such lines appear late, out of the order of time.
-
-The last chunk of a node marks the end of its lines. The reader continues with the next generation once each node has
-marked the end. For a node that can no longer mark the end, the reader returns a *gap*: an event that states where the
-stored lines end.
+Each node numbers its lines, so a cursor stays valid while further chunks arrive. Lines that a node uploads late appear
+late, out of the order of time. The last chunk of a node marks the end of its lines. For a node that can no longer mark
+the end, the reader returns a *gap*, which states where the stored lines end.
 
 Invariant: a reader that continues from a cursor, in either direction, returns each line once. Only one thread at a time
 may use a reader.
-
-The module has more than 500 lines. It is one module because reading forward and reading backward share the cursor, the
-cache of chunks and the rule for gaps.
 """
 
 from __future__ import annotations
@@ -50,16 +42,12 @@ from everstep.protocol.log_chunks import (
 from everstep.protocol.plan import ObjectReference
 
 SCAN_LINES: Final = 100_000
-"""Limit of lines that the reader examines for one page.
-
-A filter that matches few lines therefore yields short pages.
-"""
+"""Limit of lines examined for one page. A filter that matches few lines therefore yields short pages."""
 PAGE_CHARACTERS: Final = 1 << 20
-"""Number of characters from which on a page takes no further line. JSON makes up to six bytes of one."""
+"""Characters from which on a page takes no further line. JSON makes up to six bytes of one."""
 SCAN_GENERATIONS: Final = 100
-"""Limit of generations that the reader examines for one page."""
 CACHED_BYTES: Final = 8 * 1024 * 1024
-"""Size limit of the cache of decoded log chunks. The cache counts the bytes of the chunks as S3 stores them."""
+"""Size limit of the cache of decoded log chunks, in bytes as S3 stores them."""
 PATIENCE: Final = timedelta(seconds=30)
 """Time after a generation's end for which the reader waits until a live node has uploaded its last chunk."""
 
@@ -69,10 +57,10 @@ class Cursor:
     """A position between two lines of a job's log."""
 
     generation: int
-    """Number of the generation. 0 means before the first generation."""
+    """0 means before the first generation."""
     positions: Mapping[NodeId, int] = field(default_factory=dict)
     reported_gaps: frozenset[NodeId] = frozenset()
-    """Nodes for which the reader has already returned the event (gap) that their last lines are missing."""
+    """Nodes whose gap the reader has already returned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,28 +71,24 @@ class LogEvent:
     generation: int
     node_id: NodeId
     rank: Rank | None
-    """Rank that printed the line. None means that the line is about the whole node."""
+    """None means that the line is about the whole node."""
     kind: str
-    """Kind of the line: `stdout`, `stderr`, or `gap` for a message about missing lines."""
+    """`stdout`, `stderr` or `gap`."""
     text: str
     overwrites: bool = False
-    """Whether the line replaces the previous line of the rank's stream, if that line has this value, too."""
+    """Whether the line replaces the previous line of the rank's stream, if that line also has this value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFilter:
-    """Selects lines of a log.
-
-    A message about missing lines (a gap) need not contain `text`, but must fulfil all other conditions.
-    """
+    """Selects lines of a log. A gap need not contain `text`, but must fulfil all other conditions."""
 
     rank: Rank | None = None
     generation: int | None = None
     start_ms: int | None = None
     end_ms: int | None = None
-    """End of the time range in Unix milliseconds. Lines at this time are not selected."""
+    """Unix milliseconds. Lines at this time are not selected."""
     text: str = ""
-    """Substring that a line must contain."""
 
     def has(self, event: LogEvent, ranks: Mapping[NodeId, tuple[Rank, ...]]) -> bool:
         """Return whether the filter selects an event."""
@@ -127,7 +111,7 @@ class GenerationFacts:
 
     number: int
     ranks: Mapping[NodeId, tuple[Rank, ...]]
-    """Ranks of each node. Empty if retention has removed the generation's plan."""
+    """Empty if retention has removed the generation's plan."""
     over_since: datetime | None
     """Time at which the generation ended. None for the newest generation of an unfinished job."""
 
@@ -139,9 +123,7 @@ class Page:
     events: tuple[LogEvent, ...]
     """Events, oldest first."""
     first: Cursor
-    """Cursor before the first event of the page."""
     last: Cursor
-    """Cursor after the last event of the page."""
     is_over: bool = False
     """Whether the log is complete and this page ends with its last line."""
 
@@ -158,25 +140,20 @@ class _OfNode:
     """The stored chunks (S3 objects) that contain one node's lines of one generation."""
 
     chunks: list[_Stored] = field(default_factory=list)
-    """Chunks that the node itself uploaded, in order of their lines."""
     tails: list[_Stored] = field(default_factory=list)
-    """Tails: chunks with copies of this node's lines that its holders uploaded, in order of their lines."""
+    """Copies of this node's lines that its holders uploaded, in order of their lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """Cached facts about a log chunk.
-
-    While the chunk's ETag stays the same, the reader uses these facts and need not download the chunk again.
-    """
+    """Cached facts about a log chunk, valid while its ETag stays the same."""
 
     etag: str
     end: int
     """Number of the line after the chunk's last line."""
     last_at_ms: int | None
-    """Time of the chunk's last line. None if it has no lines."""
+    """None if the chunk has no lines."""
     is_last: bool
-    """Whether the node marked this chunk as its last."""
 
 
 class _Stopped(Exception):
@@ -184,8 +161,6 @@ class _Stopped(Exception):
 
 
 class _Found:
-    """The lines of a page, of which the reader finds at most `limit` one after the other."""
-
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.events: list[LogEvent] = []
@@ -201,18 +176,10 @@ class _Found:
 
 
 class LogReader:
-    """Reads one run's log.
+    """Reads one run's log. Only one thread at a time may use a reader.
 
-    Args:
-        objects: S3, which holds the chunks.
-        place: bucket and key prefix of the run's log chunks.
-        generations: generations of the run, oldest first.
-        alive: ids of the nodes whose instances have not ended.
-        has_ended: whether the job has ended.
-        now: returns the time in UTC.
-        is_stopped: function that the reader calls before each request to S3. If the function returns True, the reader
-            aborts.
-        cache_limit_bytes: limit of the stored size of cached chunks.
+    `generations` are oldest first, and `alive` are the ids of the nodes whose instances have not ended. The reader
+    calls `is_stopped` before each request to S3, and aborts if it returns True.
     """
 
     def __init__(
@@ -234,7 +201,6 @@ class LogReader:
         self._is_stopped = is_stopped
         self._facts: dict[int, GenerationFacts] = {}
         self._extents: dict[str, _Extent] = {}
-        """Cached facts about chunks, by object key."""
         self._cache: OrderedDict[tuple[str, str], tuple[list[LogLine], int]] = OrderedDict()
         """Lines and stored size by object key and ETag, least recently used first."""
         self._cached_bytes = 0
@@ -251,10 +217,7 @@ class LogReader:
         return Cursor(wanted.generation or min(self._facts, default=0))
 
     def tail(self, wanted: LogFilter) -> Cursor:
-        """Return the cursor at the current end of the log, or of the generation that `wanted` selects.
-
-        A read that begins at this cursor returns only later lines, and no message about lines missing before it.
-        """
+        """Return the cursor at the current end of the log, or of the generation that `wanted` selects."""
         number = wanted.generation or max(self._facts, default=0)
         return self._end_of(number) if number in self._facts else Cursor(number)
 
@@ -379,10 +342,7 @@ class LogReader:
         return found
 
     def _is_awaited(self, facts: GenerationFacts | None, node: NodeId) -> bool:
-        """Return whether a node may still upload lines of a generation itself.
-
-        While the node may upload lines itself, the reader ignores chunks that other nodes uploaded for this node.
-        """
+        """Return whether a node may still upload lines of a generation itself. The reader then ignores its tails."""
         over_since = None if facts is None else facts.over_since
         return over_since is None or (node in self._alive and self._now() - over_since < PATIENCE)
 
@@ -414,10 +374,7 @@ class LogReader:
         return known
 
     def _beyond(self, of_node: _OfNode) -> list[tuple[_Stored, LogLine, int]]:
-        """Return the lines after the last chunk that a node uploaded itself, with their numbers.
-
-        Holders (nodes with copies of the lines) uploaded them. A message (gap) replaces lines that no holder has.
-        """
+        """Return the lines of tails after the last chunk that a node uploaded itself. A gap replaces lost lines."""
         own = self._extent(of_node.chunks[-1]) if of_node.chunks else None
         if own is not None and own.is_last:
             return []
@@ -438,10 +395,7 @@ class LogReader:
         return found
 
     def _end(self, of_node: _OfNode) -> _Extent:
-        """Return the end of a node's lines in S3: the number of the last line plus one, and the time of this line.
-
-        Copies of lines that other nodes uploaded for the node count too.
-        """
+        """Return the end of a node's lines in S3, including those in tails."""
         own = self._extent(of_node.chunks[-1]) if of_node.chunks else _Extent("", 0, None, is_last=False)
         beyond = self._beyond(of_node)
         return replace(own, end=beyond[-1][2] + 1, last_at_ms=beyond[-1][1].at_ms) if beyond else own
@@ -477,11 +431,7 @@ class LogReader:
                     yield _event(line, node, chunk.reference), number
 
     def _settle(self, facts: GenerationFacts, chunks: Mapping[NodeId, _OfNode]) -> tuple[bool, list[LogEvent]]:
-        """Return whether a generation's log is final, and a message (gap) for each node whose last lines are missing.
-
-        The log is final if the generation has ended and no node may still upload lines. The last lines of a node are
-        missing if the node did not mark the end of its lines.
-        """
+        """Return whether a generation's log is final, and a gap for each node whose last lines are missing."""
         if facts.over_since is None:
             return False, []
         is_settled, gaps = True, []
@@ -508,11 +458,7 @@ class LogReader:
 
 
 def facts_of(session: Session, job: SavedJob) -> tuple[tuple[GenerationFacts, ...], frozenset[str], bool]:
-    """Read the facts that a `LogReader` needs from the database.
-
-    Return the job's generations (none before its first launch), the ids of the live nodes, and whether the job has
-    ended.
-    """
+    """Read what a `LogReader` needs: the job's generations, the ids of its live nodes, and whether it has ended."""
     ranks = {
         record.number: {node.node_id: node.ranks for node in record.plan.nodes}
         for record in jobs.planned(session, job.run_id)

@@ -43,17 +43,15 @@ _UPLOADING: Final = _MemoField[CheckpointUpload]("uploading", CheckpointUpload)
 _LAPSE: Final = _MemoField[Lapse]("lapse", Lapse)
 _REHEARSAL: Final = _MemoField[Rehearsals]("rehearsal", Rehearsals)
 suspicion_of: Final = _MemoField[Suspicion]("suspicion", Suspicion).of
-"""Return the suspected hang of a job, or None. The API calls this function whenever it describes a job."""
 capacity_wait_of: Final = _MemoField[CapacityWait]("capacity_wait", CapacityWait).of_unfinished
-"""Return the job's wait for instances whose launches fail, or None if the job does not wait or has ended."""
+"""None if the job does not wait or has ended."""
 final_checkpoint_of: Final = _MemoField[int]("final_checkpoint", int).of
-"""Return the step of an ended job's final checkpoint, or -1 without a checkpoint. None if the job makes none."""
+"""Step of an ended job's final checkpoint, or -1 without a checkpoint. None if the job makes none."""
 unstored_outputs_of: Final = _MemoField[UnstoredOutputs]("unstored", UnstoredOutputs).of
-"""Return the outputs of the job's ranks that are not in S3, or None."""
 store_wait_of: Final = _MemoField[Blocked]("store_wait", Blocked).of_unfinished
-"""Return the job's wait for S3, IAM or KMS, which prevent a restore. None without such a wait."""
+"""The job's wait for S3, IAM or KMS, which prevents a restore, or None."""
 repeat_choice_of: Final = _MemoField[RepeatedWork]("repeat", RepeatedWork).of_unfinished
-"""Return the choice for which a job waits, or None if it waits for none or has ended."""
+"""None if the job waits for no choice or has ended."""
 
 
 def rehearsal_of(job: jobs.SavedJob) -> Rehearsals:

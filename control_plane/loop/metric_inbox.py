@@ -1,7 +1,6 @@
 """Holds the batches of metric values that agents have sent and that the database does not contain yet.
 
-Invariant: the inbox has at most one batch per node. An agent sends its next batch only after the server has confirmed
-the previous batch.
+Invariant: at most one batch per node. An agent sends its next batch only after a confirmation.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ class MetricInbox:
         self.filled = asyncio.Event()
 
     def take(self, node_id: NodeId, agent_id: str, batch: MetricBatch) -> None:
-        """Add the batch of metric values that a node's agent (`agent_id`) has sent.
-
-        If an agent sends a batch again, the new copy replaces the earlier copy, so that the batch is stored once.
-        """
+        """Add an agent's batch. A copy that is sent again replaces the earlier one, so that it is stored once."""
         self._received[node_id] = ReceivedBatch(agent_id, batch)
         self.filled.set()
 

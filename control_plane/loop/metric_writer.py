@@ -4,14 +4,11 @@
     once a second  ──▶ MetricWriter.flush stores a piece of each batch in a short transaction of its own
                    ──▶ MetricsStored goes to the agent, which then sends its next values
 
-Rank 0's batch also contains the values that Everstep measures. For the newest point of a batch, the writer also stores
-the latest measurements of all nodes of the job, and the latest logged values of its ranks.
+An agent keeps unconfirmed values and sends them again, also to another control-plane server. A slow or unreachable
+database delays metrics, but no heartbeats of agents.
 
-An agent keeps unconfirmed values and sends them again, also to another control-plane server. A crash of a server
-therefore loses no values. A slow or unreachable database delays metrics, but no heartbeats of agents.
-
-Invariant: the server confirms values only after their transaction. It drops values from a node that was not part
-of the generation.
+Invariant: the server confirms values only after their transaction. It drops values from a node that was not part of the
+generation.
 """
 
 from __future__ import annotations
@@ -39,21 +36,16 @@ log = logging.getLogger(__name__)
 
 FLUSH_SECONDS: Final = 1.0
 MAX_CHUNKS: Final = 64
-"""Number of rows of points that one transaction touches for a node: half a second on a slow machine.
-
-Values with neighbouring steps share rows. A rank that logs steps far apart makes a row for each value.
-"""
+"""Number of rows of points that one transaction touches for a node: half a second on a slow machine."""
 REST_RATIO: Final = 3.0
-"""Pause after a call of `flush`, as a multiple of the duration of this call.
-
-The writer therefore uses the database for at most a quarter of the time.
-"""
+"""Pause after `flush`, as a multiple of its duration. The writer then uses the database a quarter of the time."""
 
 
 def first_piece(batch: MetricBatch) -> MetricBatch:
     """Return the first values of a batch: at least one, of one generation, and of few rows (`MAX_CHUNKS`)."""
     chunks: set[tuple[str, int]] = set()
     for count, point in enumerate(batch.points):
+        # Values with neighbouring steps share rows. A rank that logs steps far apart makes a row for each value.
         chunks |= {(name, chunk_of(point.step, 1)) for name in point.values}
         if count and (len(chunks) > MAX_CHUNKS or point.generation != batch.points[0].generation):
             return msgspec.structs.replace(batch, points=batch.points[:count])
@@ -61,7 +53,7 @@ def first_piece(batch: MetricBatch) -> MetricBatch:
 
 
 class MetricWriter:
-    """Stores the metric values that agents report in the database, in a loop about once a second."""
+    """Stores the metric values that agents report, about once a second."""
 
     def __init__(self, database: Database, registry: AgentRegistry) -> None:
         self._database = database
@@ -83,10 +75,7 @@ class MetricWriter:
             stopping.cancel()
 
     async def flush(self) -> None:
-        """Store the first piece of each waiting batch of metric values, and confirm it to the batch's agent.
-
-        An agent sends unconfirmed values again.
-        """
+        """Store the first piece of each waiting batch, and confirm it to the batch's agent."""
         for node_id, received in self._registry.logged.empty().items():
             batch = first_piece(received.batch)
             received = replace(received, batch=batch)

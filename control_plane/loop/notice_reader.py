@@ -1,15 +1,7 @@
-"""Reads AWS events from an SQS queue, and stores the notices among them.
+"""Reads AWS events from an SQS queue, stores the notices among them, and triggers a poll of AWS for each event.
 
-Each event also triggers a poll of AWS.
-
-A notice announces the end or the interruption of an instance. The reader deletes a message from the queue after it has
-stored the notice, or after it has recorded that it cannot process the message. If the server crashes before the
-deletion, the queue delivers the message again, without a further effect.
-
-A server that stops does not wait for the end of its long poll, because its leases and port must be free immediately.
-The queue later redelivers the messages of the abandoned poll.
-
-After an error of the queue, the reader waits and retries. Polls of AWS continue independently.
+The reader deletes a message after it has stored the notice, or recorded that it cannot process the message. A message
+that the queue delivers again has no further effect. Polls of AWS continue if the queue fails.
 """
 
 from __future__ import annotations
@@ -36,18 +28,12 @@ FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 """Longest pause after an error of the queue. The pause doubles with each error."""
 MAX_DELIVERIES = 5
-"""Number of deliveries after which the reader records and deletes a message that it cannot process."""
+"""Deliveries after which the reader records and deletes a message that it cannot process."""
 EXCERPT_CHARACTERS = 300
 
 
 class NoticeReader:
-    """The loop that reads one queue of events.
-
-    Each server has one reader. Several servers may share a queue.
-
-    The reader calls the queue in threads, and abandons a call in progress when the server stops. After each event, the
-    reader makes the job loop, the fleet loop and the poller of AWS run at once.
-    """
+    """The loop that reads one queue of events. Each server has one reader. Several servers may share a queue."""
 
     def __init__(self, queue: EventQueue, context: LoopContext, cloud: CloudWatch) -> None:
         self._queue = queue
@@ -56,11 +42,7 @@ class NoticeReader:
         self._stop = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Read messages from the queue until `stop` is set.
-
-        Args:
-            stop: set by the server when it stops.
-        """
+        """Read messages from the queue until `stop` is set."""
         self._stop = stop
         pause_seconds = FIRST_PAUSE_SECONDS
         while not stop.is_set():
@@ -81,14 +63,7 @@ class NoticeReader:
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
     async def read(self) -> int:
-        """Process one batch of messages.
-
-        Returns:
-            The number of delivered messages.
-
-        Raises:
-            CloudError: the queue or EC2 failed. The queue delivers messages again that the reader did not delete.
-        """
+        """Process one batch of messages, and return their number. Raises CloudError if the queue or EC2 failed."""
         messages = await self._received()
         is_news, is_close = False, False
         for message in messages:
@@ -105,10 +80,7 @@ class NoticeReader:
         return len(messages)
 
     async def _received(self) -> tuple[QueuedMessage, ...]:
-        """Wait for messages in a daemon thread.
-
-        If the server stops meanwhile, return an empty result at once and abandon the thread.
-        """
+        """Wait for messages in a daemon thread, which is abandoned if the server stops meanwhile."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[tuple[QueuedMessage, ...]] = loop.create_future()
 
@@ -125,6 +97,8 @@ class NoticeReader:
             else:
                 settle(lambda: answer.set_result(messages))
 
+        # A server that stops does not wait for its long poll, because its leases and port must be free immediately. The
+        # queue later redelivers the messages of the abandoned poll.
         threading.Thread(target=receive, name="events", daemon=True).start()
         stopping = asyncio.create_task(self._stop.wait())
         try:
@@ -135,7 +109,6 @@ class NoticeReader:
             stopping.cancel()
 
     def _take(self, message: QueuedMessage) -> CloudEvent | None:
-        """Store one message's notice, then delete the message."""
         try:
             event = parse(message.body)
             if event is not None and event.kind is not None:

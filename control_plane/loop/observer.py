@@ -55,7 +55,7 @@ from everstep.protocol.ids import FleetName, Generation, NodeId, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 HISTORY_SECONDS = 60.0
-"""Maximum age of a cached `FleetHistory` in seconds. Each decision about a fleet would otherwise sum over all jobs."""
+"""Maximum age of a cached `FleetHistory`. Each decision about a fleet would otherwise sum over all jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +69,12 @@ class StoredJob:
     dropped_checkpoints: frozenset[tuple[Generation, Step]]
     around: Surroundings
     open_fleets: frozenset[FleetName] = frozenset()
-    """Those fleets in which the job may start (FleetName and AlternativeFleetNames) that accept jobs now."""
+    """Those fleets in which the job may start that accept jobs now."""
     drill: drills.DrillRecord | None = None
-    """The job's unfinished drill, or None."""
 
     @property
     def fleet(self) -> fleets.FleetRecord | None:
-        """The job's fleet.
-
-        None if the fleet was deleted, which is possible once its jobs have ended.
-        """
+        """The job's fleet, or None if it was deleted after its jobs had ended."""
         return self.around.fleets.get(self.around.name)
 
 
@@ -88,20 +84,15 @@ class StoredFleet:
 
     fleet: fleets.FleetRecord
     nodes: tuple[nodes.SavedNode, ...]
-    """The nodes that have not ended."""
     jobs: tuple[jobs.SavedJob, ...]
-    """The jobs that have not ended."""
     notices: tuple[notices.NoticeRecord, ...]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
     replaced: tuple[datetime, ...]
-    """Times at which the fleet requested replacements for nodes, at least those of the last hour.
-
-    See `core.observed.fleets.FleetObserved.replaced`.
-    """
+    """At least the requests of the last hour. See `core.observed.fleets.FleetObserved.replaced`."""
     failed_join_count: int
     rebooted: Mapping[NodeId, datetime]
-    launch: intents.IntentRecord | None
     """Time at which EC2 accepted the reboot request, for each node in state REBOOTING."""
+    launch: intents.IntentRecord | None
     pause: str = ""
     """The person who paused all automatic actions, and the reason. Empty while automation is active."""
 
@@ -114,10 +105,7 @@ class _NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sight:
-    """Facts about a fleet from which the core decides about each of its jobs, derived from its rows (`Surroundings`).
-
-    The observer computes the facts once per `Surroundings`, not for each job.
-    """
+    """Facts about a fleet from which the core decides about each of its jobs, computed once per `Surroundings`."""
 
     of: Surroundings
     turns: QueueSchedule
@@ -128,12 +116,7 @@ class _Sight:
 
 
 class Hearing:
-    """Measures how long each agent has been silent.
-
-    Time in which this server could not receive messages does not count.
-
-    After the server's start, silence does not count during a grace period (`core.timeouts.grace_seconds`).
-    """
+    """Measures each agent's silence, without the time in which this server could not receive messages."""
 
     def __init__(self, timeouts: Timeouts, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._timeouts = timeouts
@@ -143,30 +126,21 @@ class Hearing:
         self._last_beat = monotonic()
 
     def begin_anew(self, fleets: Iterable[FleetName]) -> None:
-        """Restart the grace period of fleets that another control-plane server manages now.
-
-        If this server takes such a fleet over later, the fleet's agents need time to connect to this server.
-        """
+        """Restart the grace period of fleets that another control-plane server manages now."""
+        # If this server takes such a fleet over later, the fleet's agents need time to connect to it.
         for fleet in fleets:
             self._serves_since[fleet] = self._monotonic() + grace_seconds(self._timeouts)
 
     def beat(self) -> None:
-        """Record that the server's event loop runs, so that it can receive messages now.
-
-        The runner calls this method several times within `lease_seconds`. If a call is late, this process was suspended
-        or starved. Every agent's silence then counts as 0 until `lease_seconds` after that call.
-        """
+        """Record that the server's event loop runs. After a late call, silence counts as 0 for `lease_seconds`."""
         now = self._monotonic()
+        # A late call means that this process was suspended or starved.
         if now - self._last_beat > self._timeouts.lease_seconds / 2:
             self._listens_since = max(self._listens_since, now + self._timeouts.lease_seconds)
         self._last_beat = now
 
     def silent_seconds(self, fleet: FleetName, view: AgentView | None) -> float:
-        """Return an agent's silence in seconds.
-
-        Agents need time (a grace period) to connect after this server has started or taken over the fleet. The silence
-        is 0 during the grace period.
-        """
+        """Return an agent's silence in seconds. It is 0 during the grace period after a start or a takeover."""
         heard_at = view.heard_at if view is not None else 0.0
         return max(
             0.0,
@@ -174,11 +148,7 @@ class Hearing:
         )
 
     def verdict_in(self, views: Iterable[AgentView]) -> float:
-        """Return the seconds until the next agent has been silent for `lease_seconds`.
-
-        Infinity if no agent approaches this limit. At the limit, the background loops decide about their jobs and
-        fleets again.
-        """
+        """Return the seconds until the next agent has been silent for `lease_seconds`, or infinity."""
         lease = self._timeouts.lease_seconds
         left = [
             lease - silent
@@ -200,23 +170,14 @@ class Observer:
         self._histories: dict[FleetName, tuple[float, FleetHistory]] = {}
 
     def read_surroundings(self, name: FleetName) -> Surroundings:
-        """Read the database rows that the jobs of a fleet share. Blocks: call it in a thread."""
+        """Read the database rows that the jobs of a fleet share. Blocks."""
         with self._context.database.read() as session:
             return read_surroundings(session, name)
 
     def read_job(self, run: RunId, known: Surroundings | None = None) -> StoredJob:
-        """Read all database rows that a decision about a job needs. Blocks: call it in a thread.
+        """Read all database rows that a decision about a job needs, in one transaction. Blocks.
 
-        Args:
-            run: run id of the job.
-            known: the rows that all jobs of the fleet share, if the caller has read them. If None, or if the rows are
-                those of another fleet, the method reads the rows itself.
-
-        Returns:
-            The rows. One transaction reads all of them, except `known`.
-
-        Raises:
-            NotFound: the job was removed.
+        `known` are rows of the job's fleet that the caller has read. Raises NotFound if the job was removed.
         """
         with self._context.database.read() as session:
             job = jobs.get_run(session, run)
@@ -256,10 +217,7 @@ class Observer:
         self._plans.pop(run, None)
 
     def observe_job(self, stored: StoredJob, now: float) -> tuple[JobSpec, JobObserved]:
-        """Return the input for a decision about a job at the time `now`, in Unix seconds.
-
-        Runs on the server's event loop and does not wait.
-        """
+        """Return the input for a decision about a job at the time `now`, in Unix seconds. Does not wait."""
         around, run = stored.around, RunId(stored.job.run_id)
         fleet, facts = around.name, _NodeFacts(around.notices, around.implications)
         sight = self._sight(around, now)
@@ -306,11 +264,7 @@ class Observer:
         )
 
     def _sight(self, around: Surroundings, now: float) -> _Sight:
-        """Return the facts that all jobs of a fleet share, derived from the fleet's rows.
-
-        The observer keeps the result of the last call for each fleet, and returns it again if the caller passes the
-        same `Surroundings` object.
-        """
+        # The result of the last call for each fleet is valid for the same `Surroundings` object.
         known = self._sights.get(around.name)
         if known is not None and known.of is around:
             return known
@@ -340,12 +294,7 @@ class Observer:
         return sight
 
     def read_history(self, name: FleetName) -> FleetHistory:
-        """Read a fleet's history of failures and replacements.
-
-        The result is cached for `HISTORY_SECONDS`.
-
-        Blocks: call it in a thread.
-        """
+        """Read a fleet's history of failures and replacements, cached for `HISTORY_SECONDS`. Blocks."""
         kept = self._histories.get(name)
         if kept is None or self._context.monotonic() - kept[0] > HISTORY_SECONDS:
             with self._context.database.read() as session:
@@ -360,10 +309,7 @@ class Observer:
         return kept[1]
 
     def read_fleet(self, name: FleetName, now: datetime) -> StoredFleet:
-        """Read a fleet with its nodes and unfinished jobs, in one transaction. Blocks: call it in a thread.
-
-        Replacements of the hour before `now` count towards the fleet's limit. Raises NotFound if the fleet was removed.
-        """
+        """Read a fleet with its nodes and unfinished jobs, in one transaction. Blocks. Raises NotFound."""
         with self._context.database.read() as session:
             rows = nodes.of_fleet(session, name)
             keys = {
@@ -387,10 +333,7 @@ class Observer:
     def observe_fleet(
         self, stored: StoredFleet, view: CloudView, history: FleetHistory
     ) -> tuple[FleetSpec, FleetObserved]:
-        """Return the input for a decision about a fleet.
-
-        Runs on the server's event loop and does not wait.
-        """
+        """Return the input for a decision about a fleet. Does not wait."""
         name = FleetName(stored.fleet.name)
         views = self._context.registry.views()
         by_id = {NodeId(row.id): row for row in stored.nodes}
@@ -463,10 +406,7 @@ class Observer:
 
 
 def _initial(session: Session, job: jobs.SavedJob) -> tuple[CheckpointRecord | None, ...]:
-    """Return the checkpoint of another job from which this job starts, in a tuple.
-
-    Empty if the job starts from no such checkpoint, or if the checkpoint was removed.
-    """
+    """Return another job's checkpoint from which this job starts. Empty without one, or if it was removed."""
     initial = job.spec.initial
     if initial is None:
         return ()
@@ -487,6 +427,5 @@ def _takes_in(fleet: fleets.FleetRecord, job: jobs.SavedJob) -> bool:
 
 
 def _what_holds(fleet: fleets.FleetRecord | None) -> tuple[Reason, ...]:
-    """Return the fleet's reasons if one explains why a job lacks nodes: no replacement, or an agent did not join."""
     reasons = () if fleet is None else fleet.reasons
     return reasons if any(isinstance(reason, ReplacementLimit | JoinsFail) for reason in reasons) else ()

@@ -1,16 +1,13 @@
 """Deletes orphans: uploaded shards in S3 of checkpoints that are incomplete and can never become complete.
 
-The keeper examines a run after each of its generations, after its end, and after each later deletion of a checkpoint.
-It remembers the examined generations in memory only, so a restarted server examines every run once more.
-
-No row of the database names an orphan. A record in S3 therefore states since when objects are in the trash:
+The keeper examines a run after each of its generations, after its end, and after each later deletion of a checkpoint. A
+restarted server examines every run once more. A record in S3 states since when objects are in the trash:
 
     …run=<run>/trash/<Unix seconds>.json    the keys of orphans, relative to the run's folder
 
 Invariant: this module deletes only objects that `core.orphans` returns now, and that a record has named for the job's
-`TrashHours`. It reads the checkpoints' rows before it lists the objects. A checkpoint that is completed afterwards
-belongs to a newer generation than the examined generations. While the run has not ended, S3 must have a checkpoint from
-which the job can be restored.
+`TrashHours`. It reads the checkpoints' rows before it lists the objects. While the run has not ended, S3 must have a
+checkpoint from which the job can be restored.
 """
 
 from __future__ import annotations
@@ -45,17 +42,11 @@ RECORD: Final = re.compile(r"(\d{1,10})\.json", re.ASCII)
 _NAMES: Final = msgspec.json.Decoder(list[str])
 NEVER: Final = datetime.max.replace(tzinfo=UTC)
 RUNS_AT_ONCE: Final = 50
-"""Limit of runs that one call of `delete_due` examines.
-
-Otherwise a restarted server would list the objects of every run at once.
-"""
+"""Limit of runs per call of `delete_due`. A restarted server would otherwise list the objects of every run at once."""
 
 
 class OrphanKeeper:
-    """The loop that deletes orphans: uploaded shards that no checkpoint can contain.
-
-    Several servers may run this loop, because deletion is idempotent.
-    """
+    """The loop that deletes orphans. Several servers may run it, because deletion is idempotent."""
 
     def __init__(
         self,
@@ -70,22 +61,13 @@ class OrphanKeeper:
         self._objects = objects
         self._now = now
         self._examined: dict[str, tuple[int, int]] = {}
-        """For each run: the generation below which the keeper has deleted all orphans, and a number of checkpoints.
-
-        The number counts the run's deleted checkpoints at that time. If it grows after the run's end, the keeper
-        examines the run again: the deletion can leave frozen objects (constant parameters) that no checkpoint names.
-        """
+        """For each run: the generation below which no orphans are left, and the number of deleted checkpoints then."""
         self._revisit_at: dict[str, datetime] = {}
         """For each run, the time at which the oldest of its orphans in the trash are due."""
         self._failures: dict[str, int] = {}
-        """For each run, the number of failed examinations since the last success."""
 
     def delete_due(self) -> int:
-        """Delete orphans (shards in S3 that no checkpoint can contain) of the runs whose generations ended since the
-        last call.
-
-        Return the number of deleted objects. Blocks: call it in a thread.
-        """
+        """Delete orphans of the runs whose generations ended since the last call, and return their number. Blocks."""
         with self._database.read() as session:
             if not automation.may_delete(session):
                 return 0
@@ -120,26 +102,20 @@ class OrphanKeeper:
         for run in runs:
             ended_before = run.generation if run.ended_at is None else run.generation + 1
             generation, deleted_count = self._examined[run.run_id]
+            # A deletion after the run's end can leave frozen objects that no checkpoint names.
             is_new_deletion = run.ended_at is not None and deleted.get(run.run_id, 0) > deleted_count
             is_due = self._revisit_at.get(run.run_id, NEVER) <= self._now()
             if (ended_before > generation or is_new_deletion or is_due) and self._is_quiet(run):
                 yield run, ended_before
 
     def _is_quiet(self, run: LaunchedRun) -> bool:
-        """Return whether all ended generations of a run ended more than 2 * `KEPT_SECONDS` ago.
-
-        An object that was written less than `KEPT_SECONDS` ago is never an orphan (`core.orphans`). The keeper examines
-        each generation once, so all of its objects must be older by then. An upload may outlast its generation: the
-        factor 2 leaves it `KEPT_SECONDS` for its last writes.
-        """
+        """Return whether all ended generations of a run ended more than 2 * `KEPT_SECONDS` ago."""
+        # An object that was written less than `KEPT_SECONDS` ago is never an orphan, and each generation is examined
+        # once. An upload may outlast its generation: the factor 2 leaves it `KEPT_SECONDS` for its last writes.
         since = run.launched_at if run.ended_at is None else run.ended_at
         return (self._now() - since).total_seconds() > 2 * KEPT_SECONDS
 
     def _collect(self, run_id: str, ended_before: Generation) -> int:
-        """Move new orphans of a run to the trash, and delete those whose time in the trash is over.
-
-        The records are read before the objects, so no object counts as trashed before it was an orphan.
-        """
         now = self._now()
         with self._database.read() as session:
             job = jobs.get_run(session, run_id)
@@ -147,6 +123,7 @@ class OrphanKeeper:
             generations = frozenset(each.number for each in jobs.lineage(session, run_id))
             base = restorable(session, job)
         folder = run_folder(job.spec.checkpoint_uri, run_id)
+        # Read the records before the objects, so that no object counts as trashed before it was an orphan.
         records = self._records(folder)
         frozen = checkpoints.frozen_keys(rows) if job.ended_at is not None else None
         named: dict[tuple[int, int], frozenset[str] | None] = {}
@@ -195,10 +172,7 @@ class OrphanKeeper:
         return len(due)
 
     def _records(self, folder: ObjectReference) -> dict[datetime, Sequence[str]]:
-        """Return the keys that each record of the run's trash names, by the time of the record.
-
-        An unreadable record names no object, so its objects get a new record.
-        """
+        """Return the keys that each record of the run's trash names, by the time of the record."""
         found: dict[datetime, Sequence[str]] = {}
         prefix = ObjectReference(bucket=folder.bucket, key=f"{folder.key}trash/")
         for info in self._objects.list(prefix):
@@ -206,6 +180,7 @@ class OrphanKeeper:
                 try:
                     names = _NAMES.decode(self._objects.get(info.reference))
                 except UNDECODABLE:
+                    # An unreadable record names no object, so its objects get a new record.
                     names = []
                 found[datetime.fromtimestamp(int(name[1]), UTC)] = [f"{folder.key}{each}" for each in names]
         return found

@@ -1,7 +1,7 @@
 """Decides when the job loop must write the agents' reports about copies of shards to the database.
 
-Invariant: if a shard's holders have changed, the next decision about the job also stores this change. If only the steps
-of the copies have changed, at most one write per `WRITE_SECONDS` stores them. Training thus causes no write per step.
+Invariant: a change of holders is stored with the next decision about the job. If only the steps have changed, at most
+one write per `WRITE_SECONDS` stores them. Training thus causes no write per step.
 """
 
 from __future__ import annotations
@@ -21,16 +21,10 @@ from everstep.protocol.ids import NodeId, Rank, RunId
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 WRITE_SECONDS = 1.0
-"""Shortest time, in seconds, between two writes to the database that only update the steps of a run's shards."""
 
 
 class ProtectionWatch:
-    """Decides when the job loop writes to the database which nodes hold a job's shards, and at which steps.
-
-    Args:
-        registry: the source of the agents' newest reports.
-        timeouts: the timeouts. A node counts as silent once its agent has not reported for `lease_seconds`.
-    """
+    """Decides when the job loop stores which nodes hold a job's shards, and at which steps."""
 
     def __init__(self, registry: AgentRegistry, timeouts: Timeouts) -> None:
         self._registry = registry
@@ -39,11 +33,7 @@ class ProtectionWatch:
         self._written_at: dict[RunId, float] = {}
 
     def changed(self, stored: StoredJob, observed: JobObserved, now: float) -> tuple[protection.ShardRecord, ...]:
-        """Return the rows of a job's shards that must be written to the database now; empty if no write is due.
-
-        A change of holders is due immediately. A change that concerns only steps is due at most once per
-        `WRITE_SECONDS`.
-        """
+        """Return the rows of a job's shards that must be written now; empty if no write is due."""
         run = RunId(stored.job.run_id)
         if stored.plan is None or stored.job.state not in RUNNING_JOBS:
             return ()
@@ -67,13 +57,7 @@ class ProtectionWatch:
         return current
 
     def stored(self, run: RunId, shards: tuple[protection.ShardRecord, ...], now: float) -> None:
-        """Record that the database now contains the rows of shards that `changed` returned.
-
-        Args:
-            run: run id of the job.
-            shards: the stored rows; empty if the job loop stored none.
-            now: Unix seconds of the decision about the job.
-        """
+        """Record that the database now contains the rows that `changed` returned. `now` is Unix seconds."""
         if shards:
             self._rows[run] = shards
             self._written_at[run] = now
@@ -112,11 +96,7 @@ def _shard_records(report: MemberReport, ranks: Sequence[Rank], plan: Generation
 
 
 def _unvouched(shard: protection.ShardRecord, owner: NodeId, silent: frozenset[NodeId]) -> protection.ShardRecord:
-    """Return a shard's row, changed so that nodes with a silent agent no longer count as holders.
-
-    Such a node and its copy may be lost. `silent` contains only nodes during whose silence no step was committed,
-    because a commit would prove that the node's agent works.
-    """
+    """Return a shard's row, changed so that nodes with a silent agent no longer count as holders."""
     quiet = next(
         (
             node

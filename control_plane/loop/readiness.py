@@ -1,13 +1,7 @@
 """Tracks whether this server's loops work, so that a load balancer sends requests only to servers that do.
 
-    loops ── expect, swept, failed, settle ──▶ Readiness ◀── problems ── GetReadiness (api)
-
-The arrows are method calls.
-
-A sweep (one round of a loop over all jobs or fleets) reads the database and claims leases, so a finished sweep proves
-that the database answers. GetReadiness itself therefore reads nothing from the database.
-
-Invariant: all methods run on the server's event loop without blocking.
+A finished sweep proves that the database answers, so GetReadiness reads nothing from it. Invariant: all methods run on
+the server's event loop without blocking.
 """
 
 from __future__ import annotations
@@ -18,15 +12,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 SHOWN_FLEETS = 3
-"""Maximum number of fleets that the text of a problem names."""
 
 
 @dataclass(slots=True)
 class _Loop:
     swept_at: float | None = None
-    """End of the loop's last sweep (round over all jobs or fleets), in monotonic seconds. None before the first."""
+    """Monotonic seconds of the end of the last sweep. None before the first."""
     failure: str = ""
-    """Error of the loop's last sweep (round over all jobs or fleets). Empty if the sweep succeeded."""
+    """Error of the last sweep. Empty if the sweep succeeded."""
 
 
 class Readiness:
@@ -39,23 +32,17 @@ class Readiness:
         self._monotonic: Callable[[], float] = time.monotonic
 
     def expect(self, loops: Collection[str], patience_seconds: float, monotonic: Callable[[], float]) -> None:
-        """Require sweeps (rounds over all jobs or fleets) of these loops from now on. The runner calls the method once.
-
-        Args:
-            loops: names of the loops, at least one. `swept` and `failed` accept only these names.
-            patience_seconds: age of the last finished sweep above which a loop counts as stuck.
-            monotonic: returns the current time in monotonic seconds.
-        """
+        """Require sweeps of these loops. A loop is stuck after `patience_seconds` without a finished sweep."""
         self._loops = {name: _Loop() for name in loops}
         self._patience_seconds = patience_seconds
         self._monotonic = monotonic
 
     def swept(self, loop: str) -> None:
-        """Record that a sweep of this loop (one round over all jobs or fleets) succeeded."""
+        """Record that a sweep of this loop succeeded."""
         self._loops[loop] = _Loop(self._monotonic())
 
     def failed(self, loop: str, error: Exception) -> None:
-        """Record that a round of this loop over all jobs or fleets failed, for example for lack of a database."""
+        """Record that a sweep of this loop failed, for example for lack of a database."""
         self._loops[loop].failure = type(error).__name__
 
     def settle(self, unsettled: Collection[str]) -> None:

@@ -1,11 +1,7 @@
-"""Converts database rows to the records that decisions (`control_plane.core`) use, and these records to rows.
+"""Converts database rows to the records that decisions (`control_plane.core`) use, and back. Pure.
 
-Pure: no I/O and no decisions.
-
-Invariant: a core record that the control plane stores and reads again equals the original.
-
-Each kind of record has one function per direction. Both functions stay side by side, so that a new field is added to
-both.
+Invariant: a core record that the control plane stores and reads again equals the original. The two functions for each
+kind of record stay side by side, so that a new field is added to both.
 """
 
 from __future__ import annotations
@@ -56,20 +52,13 @@ _MEMO: Final = tuple(field.name for field in fields(Memo))
 
 
 def as_core(stored: DataclassInstance, kind: type[DataclassInstance], *others: str) -> dict[str, Any]:
-    """Return those fields of a database row that the record type `kind` of `control_plane.core` also has.
-
-    The result maps field names to values, without the fields named in `others`. Times become Unix seconds.
-    """
+    """Return the fields of a row that `kind` also has, without `others`. Times become Unix seconds."""
     values = {name: getattr(stored, name) for name in _shared(type(stored), kind) if name not in others}
     return {name: value.timestamp() if isinstance(value, datetime) else value for name, value in values.items()}
 
 
 def _as_stored(record: DataclassInstance, kind: type[DataclassInstance], *others: str) -> dict[str, Any]:
-    """Return those fields of a record of `control_plane.core` that the database's row type `kind` also has.
-
-    The result maps field names to values, without the fields named in `others`. Unix times (fields whose names end
-    with `at` or `until`) become datetimes. `as_core` makes the opposite conversion.
-    """
+    """Return the fields of a record that the row type `kind` also has, without `others`. Times become datetimes."""
     values = {name: getattr(record, name) for name in _shared(type(record), kind) if name not in others}
     return {name: _moment(value) if _TIME.search(name) else value for name, value in values.items()}
 
@@ -86,7 +75,7 @@ def at(seconds: float) -> datetime:
 
 
 def job_spec(job: jobs.SavedJob) -> JobSpec:
-    """Convert the specification in a job's row to the form that decisions (`control_plane.core`) use."""
+    """Convert the specification in a job's row to the form that decisions use."""
     spec = job.spec
     return JobSpec(
         **{name: getattr(spec, name) for name in _SETTINGS},
@@ -145,21 +134,18 @@ def generation_node_count(job: jobs.SavedJob) -> int:
 
 
 def job_record(job: jobs.SavedJob) -> JobRecord:
-    """Convert a row of the job table to the record that decisions (`control_plane.core`) use."""
+    """Convert a row of the job table to the record that decisions use."""
     return _record_with(job, msgspec.convert(_memo_of(job), Memo))
 
 
 def shown_record(job: jobs.SavedJob) -> JobRecord:
-    """Convert a row of the job table for decisions about other objects, and for people.
-
-    A stored value that cannot be read has its default. Without this, one such row would end the pass of its whole fleet
-    and all lists of jobs.
-    """
+    """Convert a row of the job table for other decisions and for people. Unreadable values have their defaults."""
     memo = _memo_of(job)
     try:
         return job_record(job)
     except msgspec.ValidationError as error:
         log.error("job %s of project %s: its record cannot be read: %s", job.name, job.project, error)
+    # Otherwise one such row would end the pass of its whole fleet and all lists of jobs.
     for name in [name for name in memo if name != "state_since" and not _is_readable(memo, name)]:
         del memo[name]
     return _record_with(job, msgspec.convert(memo, Memo))
@@ -192,7 +178,7 @@ def _record_with(job: jobs.SavedJob, memo: Memo) -> JobRecord:
 
 
 def job_ledger(record: JobRecord) -> Ledger:
-    """Return a job's time ledger (time by category), in the form that `core.ledger_hours.full_hours` accepts."""
+    """Return a job's time by category, in the form that `core.ledger_hours.full_hours` accepts."""
     return Ledger(
         at=accounting.microseconds(accounting.accounted_until(record)),
         spent=record.microseconds,
@@ -201,7 +187,7 @@ def job_ledger(record: JobRecord) -> Ledger:
 
 
 def idle_nodes(fleet: fleets.FleetRecord) -> IdleNodes:
-    """Return the stored idle time of a fleet's nodes (time without a job, by node state) from the fleet's row."""
+    """Return the stored idle time of a fleet's nodes from the fleet's row."""
     return IdleNodes(
         until=None if fleet.idle_until is None else fleet.idle_until.timestamp(),
         counts=fleet.idle_counts,
@@ -219,12 +205,9 @@ def idle_update(idle: IdleNodes) -> dict[str, object]:
 
 
 def job_update(record: JobRecord, price_usd_per_hour: float | None) -> dict[str, Any]:
-    """Return the columns of a job's row that a decision about the job may change.
+    """Return the columns of a job's row that a decision may change, except its state, which `jobs.transition` writes.
 
-    The columns include the job's cost at the fleet's price.
-
-    They exclude the job's state, which `jobs.transition` writes. Raise ValidationError for a record that `job_record`
-    could not read.
+    Raises ValidationError for a record that `job_record` could not read.
     """
     memo = msgspec.to_builtins({name: getattr(record, name) for name in _MEMO})
     msgspec.convert(memo, Memo)
@@ -246,9 +229,9 @@ def _in_words(initial: jobs.InitialState) -> str:
 
 
 def lineage_of(job: jobs.SavedJob, entries: Iterable[jobs.LineageEntry]) -> tuple[GenerationRecord, ...]:
-    """Return a job's lineage (the records of all its generations with a plan) for decisions, oldest first.
+    """Return the records of a job's generations with a plan, oldest first.
 
-    If the job starts from another job's checkpoint, the record of generation 0, which stands for it, comes first.
+    If the job starts from another job's checkpoint, the record of generation 0 stands for it and comes first.
     """
     initial = job.spec.initial
     first = () if initial is None else (initial_generation(initial.world_size),)
@@ -256,10 +239,7 @@ def lineage_of(job: jobs.SavedJob, entries: Iterable[jobs.LineageEntry]) -> tupl
 
 
 def initial_checkpoint(stored: checkpoints.SavedCheckpoint) -> CheckpointRecord | None:
-    """Convert another job's checkpoint, from which a job starts, to a record of generation 0 for decisions.
-
-    Return None if the checkpoint is being deleted.
-    """
+    """Convert another job's checkpoint to a record of generation 0, or None if the checkpoint is being deleted."""
     found = checkpoint_record(stored)
     if found is None:
         return None
@@ -268,7 +248,7 @@ def initial_checkpoint(stored: checkpoints.SavedCheckpoint) -> CheckpointRecord 
 
 
 def generation_record(entry: jobs.LineageEntry) -> GenerationRecord:
-    """Convert an entry of a job's lineage (its list of generations) to the record that decisions use."""
+    """Convert an entry of a job's lineage to the record that decisions use."""
     return GenerationRecord(
         generation=Generation(entry.number),
         parent=Generation(entry.parent),
@@ -279,10 +259,7 @@ def generation_record(entry: jobs.LineageEntry) -> GenerationRecord:
 
 
 def checkpoint_record(stored: checkpoints.SavedCheckpoint) -> CheckpointRecord | None:
-    """Convert a checkpoint's row to the record that decisions (`control_plane.core`) use.
-
-    Return None if the checkpoint is incomplete or being deleted.
-    """
+    """Convert a checkpoint's row to the record that decisions use, or None if it is incomplete or being deleted."""
     manifest = stored.contents()
     if manifest is None or stored.state != checkpoints.COMPLETE:
         return None
@@ -308,12 +285,7 @@ def new_incident(incident: IncidentRecord, job: jobs.SavedJob, now: float) -> in
 
 
 def incident_update(incident: IncidentRecord, now: float, price_usd_per_hour: float | None) -> dict[str, object]:
-    """Return the columns of an incident's row that can change.
-
-    The columns include the incident's cost at the fleet's price.
-
-    The duration of a phase is None until the phase has ended.
-    """
+    """Return the columns of an incident's row that can change. A phase that has not ended has no duration (None)."""
     seconds = core_incidents.phase_seconds(incident, now)
     is_closed = incident.closed_at is not None
     return {
@@ -387,7 +359,7 @@ def launch_record(intent: intents.IntentRecord) -> LaunchRecord:
 
 
 def node_record(node: nodes.SavedNode) -> NodeRecord:
-    """Convert a row of the node table to the record that decisions (`control_plane.core`) use."""
+    """Convert a row of the node table to the record that decisions use."""
     return NodeRecord(
         **as_core(node, NodeRecord, "state", "since", "hold", "release", "request"),
         node_id=NodeId(node.id),
@@ -403,18 +375,7 @@ def node_record(node: nodes.SavedNode) -> NodeRecord:
 def node_update(node: NodeRecord, before: str | None, *, had_request: bool = False) -> dict[str, object]:
     """Return the columns of a node's row that a decision about the node's fleet may change.
 
-    The API writes `release` (a person's request for a held node), and the executor writes `evidence_at` (when the
-    node's logs were stored). The result contains these two columns only if the node's state changes. `evidence_at` is
-    then cleared. `release` stays while the node drains or is gone: it shows that a person ended the node.
-
-    Args:
-        node: the node's record after the decision.
-        before: the node's state when the fleet loop read the row. None means that the node is new.
-        had_request: whether the row contained a person's request when the fleet loop read it. If False, a request that
-            the row contains now is newer, and stays.
-
-    Returns:
-        The columns to write.
+    `before` is None for a new node. Without `had_request`, a request that the row contains now is newer, and stays.
     """
     columns: dict[str, object] = {
         "state": node.state.value,
@@ -428,13 +389,15 @@ def node_update(node: NodeRecord, before: str | None, *, had_request: bool = Fal
     }
     if had_request and node.request is None:
         columns["request"] = None
+    # The API writes `release`, and the executor writes `evidence_at`. `release` stays while the node drains or is gone:
+    # it shows that a person ended the node.
     if node.state.value != before:
         columns["release"], columns["evidence_at"] = node.release or "", None
     return columns
 
 
 def drill(stored: drills.DrillRecord) -> DrillObserved:
-    """Convert a row of the drill table to the record that decisions (`control_plane.core`) use."""
+    """Convert a row of the drill table to the record that decisions use."""
     return DrillObserved(
         **as_core(stored, DrillObserved, "kind", "state"),
         kind=DrillKind(stored.kind),
@@ -448,7 +411,7 @@ def drill_update(drill: DrillObserved) -> dict[str, object]:
 
 
 def implication(line: implications.ImplicationRecord) -> Implication:
-    """Convert a row of a node's fault history to the record that decisions (`control_plane.core`) use."""
+    """Convert a row of a node's fault history to the record that decisions use."""
     return Implication(**as_core(line, Implication, "remedy"), remedy=Remedy(line.remedy))
 
 
@@ -462,7 +425,7 @@ def new_implication(line: Implication, fleet_name: str) -> implications.Implicat
 
 
 def notices_of(stored: Iterable[notices.NoticeRecord]) -> dict[NodeId, tuple[Notice, ...]]:
-    """Return the stored notices by node, as the records that decisions (`control_plane.core`) use."""
+    """Return the stored notices by node, as the records that decisions use."""
     found: dict[NodeId, tuple[Notice, ...]] = {}
     for notice in stored:
         core_notice = Notice(kind=NoticeKind(notice.kind), message=notice.message, ends_at=_seconds(notice.ends_at))
@@ -471,10 +434,7 @@ def notices_of(stored: Iterable[notices.NoticeRecord]) -> dict[NodeId, tuple[Not
 
 
 def own_notices(report: AgentReport | None) -> tuple[Notice, ...]:
-    """Return AWS's notices about the instance's end or maintenance, from the agent's last report.
-
-    The agent reads them from the node's instance metadata.
-    """
+    """Return AWS's notices in the agent's last report, which the agent reads from the instance metadata."""
     if report is None:
         return ()
     return tuple(

@@ -15,16 +15,9 @@ log = logging.getLogger(__name__)
 async def repeat(
     work: Callable[[], object], stop: asyncio.Event, *, seconds: float, trouble: str, more_seconds: float = 0.0
 ) -> None:
-    """Call `work` again and again, in a thread, until `stop` is set.
+    """Call `work` again and again, in a thread, until `stop` is set. An exception is logged.
 
-    An exception of `work` is logged and does not end the repetition.
-
-    Args:
-        work: function that may block. It returns True if more work is due immediately.
-        stop: ends the repetition after the current call.
-        seconds: pause after a call.
-        trouble: log message for a failed call. The message names the work.
-        more_seconds: pause after a call that returned True.
+    `work` returns True if more work is due after `more_seconds` instead of `seconds`.
     """
     while not stop.is_set():
         is_more = False
@@ -38,12 +31,7 @@ async def repeat(
 
 
 async def pause(seconds: float, *, until: asyncio.Event) -> None:
-    """Wait until an event is set, at most for the given time.
-
-    Args:
-        seconds: longest wait.
-        until: event that ends the wait. If the event is already set, the function returns immediately.
-    """
+    """Wait until an event is set, at most for the given time."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await until.wait()

@@ -1,8 +1,5 @@
 """Runs all loops of a control-plane server (docs/design.md#control-loops).
 
-A pass handles one job or one fleet: claim its lease, observe, decide, then execute and store the decision. A pass over
-a job executes first, and a pass over a fleet stores first.
-
     job loop     woken by agents and requests, else about once a second       lease per job, several passes at a time
     fleet loop   as the job loop; also woken by new answers of AWS            lease per fleet
     cloud watch  polls AWS in the background
@@ -47,26 +44,14 @@ from control_plane.loop.verifier import VERIFICATION_POLL_SECONDS, Verifier
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 1.0
-"""Longest time between two sweeps of a loop over all jobs or all fleets."""
 PRUNE_SECONDS = 60.0
 PAUSE_SECONDS = 0.005
-"""Shortest pause after a sweep.
-
-The pause lasts at least as long as the sweep, so a loop is busy for at most half of the time.
-"""
+"""Shortest pause after a sweep. It lasts at least as long as the sweep, so a loop is busy at most half of the time."""
 BEATS_PER_LEASE = 6
-"""Calls of `Hearing.beat` within `lease_seconds`.
-
-If more than half of `lease_seconds` passes between two calls, this process was suspended or starved. Agents' silence
-then does not count.
-"""
 
 
 class Runner:
-    """All loops of one control-plane server.
-
-    `context` contains the dependencies of the loops.
-    """
+    """All loops of one control-plane server."""
 
     def __init__(self, context: LoopContext) -> None:
         self._context = context
@@ -92,11 +77,7 @@ class Runner:
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run all loops until `stop` is set, then release all leases.
-
-        Args:
-            stop: set by the server when it stops.
-        """
+        """Run all loops until `stop` is set, then release all leases."""
         try:
             await self._work(stop)
         finally:
@@ -133,11 +114,7 @@ class Runner:
         )
 
     async def sweep_repeatedly(self, stop: asyncio.Event, sweep: Callable[[], Awaitable[None]], loop: Loop) -> None:
-        """Repeat a loop's sweep over all jobs or all fleets until `stop` is set.
-
-        The next sweep begins when an agent or a request reports a change, when an agent has been silent for
-        `lease_seconds`, or after `SWEEP_SECONDS`.
-        """
+        """Repeat a loop's sweep until `stop` is set, at a change, silence of `lease_seconds`, or `SWEEP_SECONDS`."""
         seen = 0
         while not stop.is_set():
             begun = self._context.monotonic()
@@ -167,10 +144,7 @@ class Runner:
         )
 
     def prune(self) -> bool:
-        """Delete a batch of database rows older than their retention. Return whether more such rows may exist.
-
-        Blocks: call it in a thread.
-        """
+        """Delete a batch of rows older than their retention. Return whether more may exist. Blocks."""
         with self._context.database.write() as session:
             counts = prune(session, self._context.retention, self._context.now())
         if any(counts.values()):

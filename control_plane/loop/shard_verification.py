@@ -1,10 +1,9 @@
 """Reads all bytes of a shard from S3 that a restore needs, and compares them with the manifest of the checkpoint.
 
 A shard is intact if its object exists, has Everstep's header, and has a payload with the manifest's digest. The payload
-consists of the bytes that a restore reads from the shard's object and from *shared objects*, which several shards need.
-A shared object is intact if its name is the hash of its content. The verifier reads each intact shared object once per
-checkpoint, however many shards need it. Only chunks that contain bytes of both a shared object and a shard's own object
-are read again for each shard.
+comes from the shard's object and from *shared objects*, which several shards need. A shared object is intact if its
+name is the hash of its content. It is read once per checkpoint, except chunks that also contain bytes of a shard's own
+object.
 """
 
 from __future__ import annotations
@@ -30,11 +29,9 @@ from everstep.protocol.safetensors import LENGTH, MAX_HEADER_BYTES, Restore, Sha
 from everstep.protocol.slot import chunk_count, chunk_range, shard_digest
 
 ZEROS = bytes(1024 * 1024)
+# S3 ends connections that are idle for too long.
 IDLE_BYTES = 64 * 1024 * 1024
-"""Limit of bytes that the verifier reads from other objects while its connection to one object stays idle.
-
-At the limit, the verifier closes the idle connection, because S3 ends connections that are idle for too long.
-"""
+"""Limit of bytes that the verifier reads from other objects while its connection to one object stays idle."""
 
 
 class Stopped(Exception):
@@ -75,37 +72,26 @@ def shard_damage(
 
 
 class KnownContents:
-    """Verified facts about the S3 objects that several shards of one checkpoint share.
-
-    The verification of the remaining shards reuses them.
-    """
+    """Verified facts about the S3 objects that several shards of one checkpoint share."""
 
     def __init__(self, max_idle_bytes: int = IDLE_BYTES) -> None:
         self.max_idle_bytes = max_idle_bytes
-        """The verifier closes the connection to an object after it has read this many bytes from other objects."""
+        # Keys instead of names, because two shared objects in different folders can have the same name.
         self.intact: set[str] = set()
-        """Keys of the shared objects that were read completely and hash to their names.
-
-        The set contains keys instead of names, because two shared objects in different folders can have the same name.
-        A shared object holds either parameters that never change, or tensors that are equal on several ranks.
-        """
+        """Keys of the shared objects that were read completely and hash to their names."""
         self._digests: dict[bytes, bytes] = {}
 
     def digest_of(self, pieces: Sequence[_Piece]) -> bytes | None:
-        """Return the digest of a chunk if it is known, or None if the chunk must be read from S3.
+        """Return the digest of a chunk that consists of `pieces`, or None if the chunk must be read from S3.
 
-        `pieces` are the ranges of S3 objects of which the chunk consists. The digest is known if all these objects are
-        verified, and if a chunk of an earlier shard consists of the same ranges.
+        The digest is known if all objects are verified, and a chunk of an earlier shard consists of the same ranges.
         """
         if any(piece.source is not None and piece.source.key not in self.intact for piece in pieces):
             return None
         return self._digests.get(_recipe(pieces))
 
     def store(self, pieces: Sequence[_Piece], digest: bytes) -> None:
-        """Record the digest of a chunk whose bytes are all in S3 objects that several shards share.
-
-        Other shards with the same chunk reuse the digest. A chunk with bytes that only one shard has is not recorded.
-        """
+        """Record the digest of a chunk for other shards, unless it has bytes that only one shard has."""
         if all(piece.source is None or piece.source.key for piece in pieces):
             self._digests[_recipe(pieces)] = digest
 
@@ -119,13 +105,8 @@ def verify_shard(
 ) -> None:
     """Read one shard's object completely, and compare the object with the manifest.
 
-    Args:
-        objects: S3.
-        where: bucket and key of the shard's object.
-        shard: entry of the manifest, with the expected size and digest.
-        is_stopped: function that the verifier calls before each chunk. If the function returns True, the verifier
-            aborts the read.
-        known: results of earlier shards of the same checkpoint. The function adds the results of this shard.
+    The verifier calls `is_stopped` before each chunk, and aborts if it returns True. `known` receives the results of
+    this shard.
 
     Raises:
         Stopped: the read was aborted.
@@ -199,22 +180,19 @@ class _Piece:
     source: _Reader | None = None
     """The reader of the object that holds the bytes. None for zeros, and for the index."""
     place: int = 0
-    """Position of the first byte in the tensor data of `source`. A source is read in rising order of this position."""
+    """Position of the first byte in the tensor data of `source`, which is read in rising order."""
     index: bytes = b""
-    """The bytes of the payload's index (the list of its tensors), if the range lies in the index."""
+    """The bytes of the payload's index, if the range lies in the index."""
 
     def part(self, begin: int, end: int) -> _Piece:
-        """Return this range of the shard's payload, cut to the positions from `begin` to `end` of the payload."""
+        """Return this range, cut to the positions from `begin` to `end` of the payload."""
         first, last = max(begin, self.begin), min(end, self.end)
         index = self.index[first - self.begin : last - self.begin]
         return _Piece(first, last, self.source, self.place + first - self.begin, index)
 
 
 def _recipe(pieces: Sequence[_Piece]) -> bytes:
-    """Return the key under which `KnownContents` stores a chunk's digest, so that other shards can reuse the digest.
-
-    The key is a digest of the objects and positions in S3 from which the chunk's bytes come.
-    """
+    """Return the key under which `KnownContents` stores a chunk's digest: a digest of the origins of its bytes."""
     named = [
         (piece.end - piece.begin, piece.index, piece.source and (piece.source.key, piece.place)) for piece in pieces
     ]
@@ -222,7 +200,7 @@ def _recipe(pieces: Sequence[_Piece]) -> bytes:
 
 
 def _spans(spans: Sequence[tuple[int, int]], source: _Reader) -> list[_Piece]:
-    """Return the ranges of a shard's payload whose bytes one S3 object contains, in the order of the object's data."""
+    """Return the ranges of a shard's payload that one S3 object contains, in the order of the object's data."""
     found: list[_Piece] = []
     place = 0
     for begin, end in spans:
@@ -232,7 +210,7 @@ def _spans(spans: Sequence[tuple[int, int]], source: _Reader) -> list[_Piece]:
 
 
 def _pieces(plan: Restore, spans: Sequence[_Piece]) -> Iterator[_Piece]:
-    """Yield all ranges of the payload in order: tensors, zeros between tensors, and the index (the list of tensors)."""
+    """Yield all ranges of the payload in order: tensors, zeros between tensors, and the index."""
     position = 0
     index = _Piece(plan.index_offset, plan.index_offset + len(plan.index), index=plan.index)
     for piece in (*spans, index, _Piece(plan.payload_bytes, plan.payload_bytes)):
@@ -244,16 +222,7 @@ def _pieces(plan: Restore, spans: Sequence[_Piece]) -> Iterator[_Piece]:
 
 
 def _digest(plan: Restore, spans: Sequence[_Piece], known: KnownContents) -> str:
-    """Return the digest of the payload that a restore would read from the objects.
-
-    Args:
-        plan: the source of each byte.
-        spans: the ranges of the payload with tensors, in the order of the payload.
-        known: digests of chunks that need not be read again. The function adds new digests.
-
-    Returns:
-        The digest, hexadecimal.
-    """
+    """Return the hexadecimal digest of the payload that a restore would read from the objects."""
     digests = bytearray()
     idle_bytes: dict[_Reader, int] = dict.fromkeys((span.source for span in spans if span.source), 0)
     left = deque(_pieces(plan, spans))
@@ -278,12 +247,7 @@ def _digest(plan: Restore, spans: Sequence[_Piece], known: KnownContents) -> str
 
 
 def _read(pieces: Sequence[_Piece], idle_bytes: dict[_Reader, int], max_idle_bytes: int) -> bytes:
-    """Read one chunk from S3 and return its digest.
-
-    Each reader has an open connection to one S3 object. `idle_bytes` counts, for each reader, the bytes that other
-    readers have read since its last read. If the count of a reader exceeds `max_idle_bytes`, the function closes that
-    reader's connection.
-    """
+    """Read one chunk from S3 and return its digest. Close connections that are idle for `max_idle_bytes`."""
     chunk = xxhash.xxh3_128()
     for piece in pieces:
         size = piece.end - piece.begin
@@ -314,13 +278,9 @@ class Hasher(Protocol):
 
 
 class _Reader:
-    """Reads an S3 object from its start to its end. The caller chooses how many bytes each call reads.
+    """Reads an S3 object from its start to its end.
 
-    Args:
-        stream: returns the object's bytes from a position on.
-        is_stopped: function that is called before each piece of bytes is read. The result True aborts the read.
-        hasher: receives all bytes that are read.
-        key: key of a shared object; empty for a shard's own object.
+    `stream` returns the object's bytes from a position on. `key` is empty for a shard's own object.
     """
 
     def __init__(
@@ -330,7 +290,6 @@ class _Reader:
         self._stream = stream
         self._chunks: Iterator[bytes] | None = None
         self._received = 0
-        """Position in the object at which the stream continues."""
         self._is_stopped = is_stopped
         self._hasher = hasher
         self._left = memoryview(b"")
@@ -355,10 +314,7 @@ class _Reader:
             yield piece
 
     def skip(self, count: int) -> None:
-        """Pass over the next `count` bytes without reading them.
-
-        The reader must have no hasher, because a digest would need these bytes.
-        """
+        """Pass over the next `count` bytes without reading them. The reader must have no hasher."""
         if count > self._left.nbytes:
             self.close()
             self._received += count

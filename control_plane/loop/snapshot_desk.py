@@ -1,16 +1,10 @@
-"""Forwards API clients' requests about exports to the nodes' agents, and returns the agents' answers to the clients.
+"""Forwards API clients' requests about exports to the nodes' agents, and returns the agents' answers.
 
-An export is a client's read of snapshots from the nodes' memory.
+An export is a client's read of snapshots from the nodes' memory. While an agent keeps the snapshots of one step for a
+client, its node has a *hold*. A caller that received no answer repeats the request with another request id, because an
+agent may execute the same request twice without harm.
 
-    hold, read         ──▶ HoldSnapshot, ReadSnapshot ──▶ agent
-                       ◀── SnapshotHeld, SnapshotBytes ──  answered(node, answer)
-
-While an agent keeps the snapshots of one step in memory for a client that reads them, its node has a *hold*. An agent
-may execute the same request twice without harm. A caller that received no answer therefore repeats the request with
-another request id.
-
-Invariant: only the node that received a request may answer it. The desk keeps no answer whose caller has left. All
-methods run on the server's event loop.
+Invariant: only the node that received a request may answer it. All methods run on the server's event loop.
 """
 
 from __future__ import annotations
@@ -24,14 +18,10 @@ from everstep.protocol.agent_messages import HoldSnapshot, ReadSnapshot, Release
 from everstep.protocol.ids import NodeId
 
 KEPT_HOLDS: Final = 256
-"""Number of exports for which this server remembers that an event about their start is stored.
-
-A client's repeated request for the same export then stores no second event.
-"""
+"""Number of exports whose start event is known to be stored, so that a repeated request stores no second event."""
 MAX_READS: Final = 8
-"""Limit of reads that wait for an agent at the same time. Each needs up to `MAX_SNAPSHOT_READ_BYTES` of memory."""
+"""Limit of simultaneous reads. Each needs up to `MAX_SNAPSHOT_READ_BYTES` of memory."""
 ANSWER_SECONDS: Final = 20.0
-"""Seconds for which a caller waits for an agent's answer."""
 
 T = TypeVar("T")
 Request = HoldSnapshot | ReadSnapshot | ReleaseSnapshot
@@ -43,35 +33,23 @@ class NoAnswer(Exception):
 
 
 class SnapshotDesk:
-    """Sends one server's requests about exports of snapshots to agents, and receives their answers.
-
-    `AgentRegistry` owns the desk.
-
-    `send` queues a message for an agent and returns whether the agent is connected.
-    """
+    """Sends one server's requests about exports to agents. `send` returns whether the agent is connected."""
 
     def __init__(self, send: Callable[[NodeId, Request], bool]) -> None:
         self._send = send
         self._asked: dict[str, tuple[NodeId, asyncio.Future[Answer]]] = {}
         self._reading = asyncio.Semaphore(MAX_READS)
         self._beginning: dict[str, asyncio.Task[object]] = {}
-        """Running calls of `begin` (the start of an export), by the key passed to `once`."""
+        """Running calls of `begin`, by the key passed to `once`."""
         self._begun: deque[str] = deque(maxlen=KEPT_HOLDS)
 
     async def once(self, key: str, begin: Callable[[], Coroutine[object, object, T]]) -> T:
         """Run `begin`, or wait for the result of a running call with the same key.
 
-        A client may repeat its request while the first request still runs. Without this method, both would start the
-        same export on the nodes, and the failure of one would end the export of the other. `begin` continues if one of
-        its callers is cancelled.
-
-        Args:
-            key: id of the request. If a client repeats a request, both requests have the same id.
-            begin: called at most once at a time per key.
-
-        Returns:
-            The result of `begin`, for all callers.
+        `begin` continues if one of its callers is cancelled. Repeated requests of a client have the same key.
         """
+        # Without this lookup, both requests would start the same export, and the failure of one would end that of the
+        # other.
         task = cast("asyncio.Task[T] | None", self._beginning.get(key))
         if task is None:
             task = asyncio.create_task(begin(), name=f"hold {key}")
@@ -84,21 +62,13 @@ class SnapshotDesk:
         return hold_id in self._begun
 
     def note_begun(self, hold_id: str) -> None:
-        """Remember that the event about the start of this export is recorded, so that it is not recorded again."""
+        """Remember that the event about the start of this export is recorded."""
         self._begun.append(hold_id)
 
     async def hold(self, node_id: NodeId, request: HoldSnapshot) -> SnapshotHeld:
-        """Ask an agent to hold the snapshots of one step.
+        """Ask an agent to hold the snapshots of one step. The answer may be a refusal.
 
-        Args:
-            node_id: the node whose snapshots are exported.
-            request: the request, with an id that no other request has.
-
-        Returns:
-            The agent's answer, which may be a refusal.
-
-        Raises:
-            NoAnswer: the agent is not connected to this server, or did not answer in time.
+        Raises NoAnswer if the agent is not connected to this server, or did not answer in time.
         """
         answer = await self._ask(node_id, request)
         if not isinstance(answer, SnapshotHeld):
@@ -106,17 +76,9 @@ class SnapshotDesk:
         return answer
 
     async def read(self, node_id: NodeId, request: ReadSnapshot) -> SnapshotBytes:
-        """Ask an agent for a range of bytes of a shard that it holds for an export.
+        """Ask an agent for a range of bytes of a shard that it holds for an export. The answer may be a refusal.
 
-        Args:
-            node_id: the node that holds the shard.
-            request: the request, with an id that no other request has.
-
-        Returns:
-            The agent's answer, which may be a refusal.
-
-        Raises:
-            NoAnswer: the agent is not connected to this server, or did not answer in time.
+        Raises NoAnswer if the agent is not connected to this server, or did not answer in time.
         """
         async with self._reading:
             answer = await self._ask(node_id, request)
@@ -125,10 +87,7 @@ class SnapshotDesk:
         return answer
 
     def release(self, node_id: NodeId, request: ReleaseSnapshot) -> None:
-        """Order an agent to free the slots that it keeps unchanged for an export.
-
-        If the message is lost, the agent frees them by itself after a while.
-        """
+        """Order an agent to free the slots of an export. If the message is lost, the agent frees them after a while."""
         self._send(node_id, request)
 
     def answered(self, node_id: NodeId, answer: Answer) -> None:

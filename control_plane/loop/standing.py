@@ -1,9 +1,5 @@
 """The status, the protection and the duty of jobs and fleets, from the database and the agents' newest reports.
 
-    rows of jobs, fleets, nodes, incidents, checkpoints ─┐
-    newest reports of connected agents ──────────────────┼──▶ Standing of each job, with its duty ──▶ every answer
-    the time ────────────────────────────────────────────┘
-
 Invariant: only this module derives the API's status of a job from its stored state, with `core.states`. The number of
 queries does not depend on the number of jobs.
 """
@@ -60,7 +56,7 @@ class Standing:
     fleet_name: str
     project: str
     job_name: str = ""
-    """Name of the job. Empty for a fleet."""
+    """Empty for a fleet."""
     run_id: str = ""
 
 
@@ -78,10 +74,9 @@ class JobStanding(Standing):
 def everything(
     session: Session, agents: Mapping[NodeId, AgentView], now: float, *, also: Collection[str] = ()
 ) -> dict[str, Standing]:
-    """Return the standing of each fleet, of each unfinished job and of each job that failed a short time ago.
+    """Return the standing of each fleet, unfinished job and recently failed job, which can need a person.
 
-    The key is `fleet/` and the name, or `job/` and the run id. Only these can need a person. `also` contains run ids of
-    ended jobs that the result contains too.
+    The key is `fleet/` and the name, or `job/` and the run id. `also` contains run ids of further ended jobs.
     """
     failed_after = datetime.fromtimestamp(now - duties.FAILED_SECONDS, UTC)
     shown = (*jobs.unfinished(session), *jobs.ended(session, failed_after=failed_after, also=also))
@@ -105,17 +100,7 @@ def of_fleets(session: Session, shown: Sequence[FleetRecord]) -> dict[str, Stand
 def of_jobs(
     session: Session, shown: Sequence[SavedJob], agents: Mapping[NodeId, AgentView], now: float
 ) -> dict[str, JobStanding]:
-    """Return the standing of several jobs, by run id.
-
-    Args:
-        session: from `Database.read` or `Database.write`.
-        shown: the jobs, in any state.
-        agents: agents that are connected to any server now.
-        now: Unix seconds.
-
-    Returns:
-        One entry for each job.
-    """
+    """Return the standing of several jobs, in any state, by run id. `now` is Unix seconds."""
     runs = [job.run_id for job in shown if job.ended_at is None]
     with_memory = {job.run_id: job.generation for job in shown if holds_memory(job)}
     totals = protection.totals(session, with_memory) if with_memory else {}
@@ -225,7 +210,6 @@ def _held_node(node: SavedNode) -> HeldNode:
 
 
 def _held_by_run(session: Session, runs: Sequence[str]) -> dict[str, tuple[HeldNode, ...]]:
-    """Return the held nodes that incidents of the jobs involved, by run id."""
     held = {node.id: _held_node(node) for node in nodes.held(session)} if runs else {}
     pairs = implications.runs_of(session, held) if held else ()
     return _grouped((run_id, held[node_id]) for run_id, node_id in pairs if run_id in runs)
@@ -280,12 +264,12 @@ def _checkpoints(job: SavedJob, newest: tuple[int, datetime] | None) -> Checkpoi
 
 
 def status_of(job: SavedJob) -> TrainingJobStatus:
-    """Return the job's status in SageMaker's terms, the API field `TrainingJobStatus`."""
+    """Return the API field `TrainingJobStatus`, in SageMaker's terms."""
     return states.training_job_status(JobState(job.state), is_stop_requested=job.stop_requested_at is not None)
 
 
 def secondary_status_of(job: SavedJob) -> SecondaryStatus:
-    """Return the job's more detailed status in SageMaker's terms, the API field `SecondaryStatus`."""
+    """Return the API field `SecondaryStatus`, in SageMaker's terms."""
     return states.secondary_status(
         JobState(job.state),
         has_started=job.started_at is not None,
@@ -304,10 +288,7 @@ def has_older_checkpoint(job: SavedJob) -> bool:
 
 
 def healthy_count(node_ids: Collection[str], agents: Mapping[NodeId, AgentView]) -> int:
-    """Return how many of the given nodes are healthy.
-
-    A node is healthy if its agent is connected and reports no fault of the node.
-    """
+    """Return how many of the given nodes have a connected agent that reports no fault."""
     views = (agents.get(NodeId(node_id)) for node_id in node_ids)
     return sum(view is not None and (view.report is None or not view.report.faults) for view in views)
 
@@ -318,17 +299,7 @@ def holds_memory(job: SavedJob) -> bool:
 
 
 def listed_protection(job: SavedJob, totals: ShardTotals | None) -> ProtectionState:
-    """Return a job's protection state for a list of jobs, from the totals of its shards.
-
-    The result equals the state that `protection` computes from the single shards.
-
-    Args:
-        job: a job for which `holds_memory` is true.
-        totals: totals of its newest generation, or None if no shard was reported.
-
-    Returns:
-        The protection state.
-    """
+    """Return the protection state of a job with memory, from the totals of its shards; None for no shards."""
     if job.committed_step < 0 or totals is None or lapse_of(job) is not None:
         return ProtectionState.UNPROTECTED
     size = job.spec.parity_group_size
@@ -344,15 +315,7 @@ def listed_protection(job: SavedJob, totals: ShardTotals | None) -> ProtectionSt
 
 
 def survives_node_loss(job: SavedJob, totals: ShardTotals | None) -> bool:
-    """Return whether memory keeps every shard of a job after the loss of any one node.
-
-    Args:
-        job: a job for which `holds_memory` is true.
-        totals: totals of its newest generation, or None if no shard was reported.
-
-    Returns:
-        True if no loss of a single node loses a shard. False also while a rank has reported no committed step.
-    """
+    """Return whether memory keeps every shard after the loss of any node. False until all have committed."""
     if totals is None or totals.shard_count < world_size(job) or totals.least_committed < 0:
         return False
     size = job.spec.parity_group_size
@@ -360,7 +323,7 @@ def survives_node_loss(job: SavedJob, totals: ShardTotals | None) -> bool:
 
 
 def world_size(job: SavedJob) -> int:
-    """Return the number of ranks of the newest generation. It can differ between generations of an elastic job."""
+    """Return the number of ranks of the newest generation, which can differ in an elastic job."""
     return generation_node_count(job) * job.spec.ranks_per_node
 
 

@@ -1,6 +1,6 @@
 """Lists a run's checkpoints in S3 while its job waits for a person's consent to repeat training.
 
-The database may lack a checkpoint that S3 has. The person therefore reads what S3 lists, or why S3 could not be listed.
+The database may lack a checkpoint that S3 has.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from everstep.protocol.ids import RunId, Step
 from everstep.protocol.plan import ObjectReference
 
 LISTING_SECONDS: Final = 30.0
-"""Seconds after which a listing is repeated."""
 OLDEST_SECONDS: Final = 2 * LISTING_SECONDS
 """Age from which a listing proves nothing. S3 can be slow, and a job can wait for consent a second time."""
 
@@ -41,7 +40,7 @@ class StoreListings:
         return None if found is None or self._age(found[0]) > OLDEST_SECONDS else found[1]
 
     def refresh(self, run: RunId, prefix: ObjectReference) -> None:
-        """Start to list the objects of a run below its job's prefix, unless the newest listing is recent."""
+        """Start to list the objects of a run, unless the newest listing is recent."""
         found = self._newest.get(run)
         if found is None or self._age(found[0]) > LISTING_SECONDS:
             self._executor.begin_work(f"listing/{run}", lambda: self._list(run, folder_of_run(prefix, run)))
@@ -58,15 +57,12 @@ class StoreListings:
 
 
 def listing_of(objects: ServiceStore, folder: ObjectReference) -> StoreListing:
-    """List the manifests in a run's folder. A folder without any object counts as unreadable.
-
-    The control plane writes a mark into the folder of every run (`loop.checkpoint_marks`). If S3 lists no object at
-    all, it answered about another bucket.
-    """
+    """List the manifests in a run's folder. A folder without any object counts as unreadable."""
     try:
         keys = [info.reference.key.removeprefix(folder.key) for info in objects.list(folder)]
     except CloudError as error:
         return StoreListing(obstacle=error.obstacle)
+    # Every run's folder contains a mark (`loop.checkpoint_marks`), so S3 answered about another bucket.
     if not keys:
         return StoreListing(obstacle=Obstacle.NO_BUCKET)
     places = [PLACE.match(key) for key in keys if key.endswith("/manifest.json")]

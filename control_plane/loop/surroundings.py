@@ -1,4 +1,4 @@
-"""The database rows about one fleet that decisions about all its jobs need: jobs, nodes, notices and fault histories.
+"""The database rows about one fleet that decisions about all its jobs need.
 
 Invariant: one transaction reads all rows of a `Surroundings`. After a call of `forget`, `SharedRows.get` returns only
 rows whose read began after this call.
@@ -27,11 +27,9 @@ class Surroundings:
 
     name: FleetName
     fleets: Mapping[FleetName, fleets.FleetRecord]
-    """All fleets, by name."""
     jobs: tuple[jobs.SavedJob, ...]
-    """The fleet's jobs that have not ended."""
     nodes: Mapping[NodeId, nodes.SavedNode]
-    """The fleet's nodes. Ended nodes are included, because their end is evidence for decisions."""
+    """Includes ended nodes, because their end is evidence for decisions."""
     notices: Mapping[NodeId, tuple[Notice, ...]]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
     pause: str = ""
@@ -39,35 +37,21 @@ class Surroundings:
 
 
 class SharedRows:
-    """A cache of `Surroundings`, which all decisions of one sweep (one round over all jobs) share.
-
-    Without the cache, the job loop would read all jobs and nodes of a fleet for each job.
-
-    Used on the server's event loop.
-
-    Args:
-        read: function that reads the rows of a fleet. It blocks, and runs in a thread.
-    """
+    """A cache of `Surroundings` for the passes of one sweep. Used on the event loop; `read` runs in a thread."""
 
     def __init__(self, read: Callable[[FleetName], Surroundings]) -> None:
         self._read = read
         self._reads: dict[FleetName, asyncio.Task[Surroundings]] = {}
 
     async def get(self, name: FleetName) -> Surroundings:
-        """Return the cached database rows about a fleet, or read them. Concurrent callers share one read.
-
-        If this read fails, all callers that wait for it get its error, and the next call of `get` reads again.
-        """
+        """Return the cached rows about a fleet, or read them. Concurrent callers share one read and its error."""
         read = self._reads.get(name)
         if read is None or (read.done() and (read.cancelled() or read.exception() is not None)):
             read = self._reads[name] = asyncio.create_task(asyncio.to_thread(self._read, name))
         return await asyncio.shield(read)
 
     def forget(self, name: FleetName | None = None) -> None:
-        """Drop the cached rows of a fleet, or of all fleets if `name` is None.
-
-        Later calls of `get` read the rows again. Calls that already wait for a read in progress still get its result.
-        """
+        """Drop the cached rows of a fleet, or of all fleets if `name` is None. A read in progress continues."""
         if name is None:
             self._reads.clear()
         else:
@@ -75,7 +59,7 @@ class SharedRows:
 
 
 def read_surroundings(session: Session, name: FleetName) -> Surroundings:
-    """Read the database rows on which the decisions about all jobs of a fleet depend, in the caller's transaction."""
+    """Read the rows on which the decisions about all jobs of a fleet depend, in the caller's transaction."""
     return Surroundings(
         name=name,
         fleets={FleetName(fleet.name): fleet for fleet in fleets.every(session)},
@@ -97,15 +81,8 @@ def schedule_of(
 ) -> QueueSchedule:
     """Compute which jobs of a fleet may hold nodes now, and which wait in its queue.
 
-    Args:
-        fleet: the fleet's row. None means that no capacity exists.
-        live: all unfinished jobs of the fleet.
-        rows: the fleet's nodes. Nodes that are kept out of use (HELD) reduce the capacity.
-        now: Unix seconds.
-        newcomer: a job that is not stored yet and whose place in the queue the caller wants to predict.
-
-    Returns:
-        The schedule, as `core.queue` computes it.
+    Without a `fleet`, no capacity exists; HELD nodes reduce it. `newcomer` is a job that is not stored yet. `now` is
+    Unix seconds.
     """
     held = sum(row.state == NodeState.HELD for row in rows)
     capacity = fleet.max_node_count - held if fleet is not None else 0

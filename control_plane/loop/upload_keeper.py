@@ -1,11 +1,6 @@
-"""Deletes uploads of source archives (training scripts) that no client completed.
+"""Deletes uploads of source archives that no client completed within `KEPT`.
 
-    CreateSource ──▶ uploads/<project>/<sha256>.tar.gz
-                      ├─ CompleteSource: verified, stored under projects/<project>/sources/, the upload deleted
-                      └─ never completed: deleted here, `KEPT` after the upload
-
-A presigned upload URL expires after minutes, so no client still completes an upload that is a day old. A client can
-upload the source again.
+A presigned upload URL expires after minutes, so no client still completes an upload that is a day old.
 
 Invariant: this module deletes only objects under `PREFIX`. Completed sources have another prefix.
 """
@@ -29,10 +24,7 @@ EXPIRY_CHECK_SECONDS: Final = 3_600.0
 
 
 class UploadKeeper:
-    """The loop that deletes uploads of source archives that no client has completed within `KEPT`.
-
-    Several servers may run this loop, because deletion is idempotent.
-    """
+    """The loop that deletes uncompleted uploads. Several servers may run it, because deletion is idempotent."""
 
     def __init__(self, objects: ServiceStore, bucket: str, now: Callable[[], datetime]) -> None:
         self._objects = objects
@@ -40,10 +32,7 @@ class UploadKeeper:
         self._now = now
 
     def delete_due(self) -> int:
-        """Delete the uploads of source archives that are older than `KEPT`, and return the number of deleted uploads.
-
-        Blocks: call it in a thread.
-        """
+        """Delete the uploads that are older than `KEPT`, and return their number. Blocks."""
         count = 0
         before = self._now() - KEPT
         uploads = self._objects.list(ObjectReference(bucket=self._bucket, key=PREFIX))

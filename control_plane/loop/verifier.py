@@ -1,10 +1,9 @@
 """Verifies requested checkpoints in S3, and stores for each whether its objects are intact (the verdict).
 
-The loop reads one checkpoint at a time, as a stream in a thread. Requests are rows of the database, so a restarted
-server starts the verification again. If two servers verify the same checkpoint, both store the same verdict.
+If two servers verify the same checkpoint, both store the same verdict.
 
-Invariant: this module stores a verdict only after it could read everything. If it could not, the request stays with
-the reason, and is tried again later. Damage counts only if two reads find the same.
+Invariant: this module stores a verdict only after it could read everything. If it could not, the request stays with the
+reason, and is tried again later. Damage counts only if two reads find the same.
 """
 
 from __future__ import annotations
@@ -32,11 +31,7 @@ VERIFICATION_POLL_SECONDS = 1.0
 
 
 class Verifier:
-    """The background loop that verifies checkpoints.
-
-    The verifier closes its connection to an object after it has read `idle_bytes` from other objects (see
-    `IDLE_BYTES`). Tests pass a smaller value.
-    """
+    """The background loop that verifies checkpoints. Tests pass a smaller `idle_bytes`."""
 
     def __init__(
         self, database: Database, objects: ServiceStore, now: Callable[[], datetime], *, idle_bytes: int = IDLE_BYTES
@@ -47,16 +42,10 @@ class Verifier:
         self._now = now
 
     def verify_next(self, is_stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Verify the checkpoint with the oldest request.
+        """Verify the checkpoint with the oldest request, which may take hours. Blocks.
 
-        The method blocks, for hours if the checkpoint is large. Call it in a thread.
-
-        Args:
-            is_stopped: function that the verifier calls before each chunk. If the function returns True, the verifier
-                aborts and keeps the request.
-
-        Returns:
-            Whether the result of a verification was stored. False if S3 could not be read.
+        Return whether a verdict was stored. The verifier calls `is_stopped` before each chunk; if it returns True, the
+        request stays.
         """
         with self._database.read() as session:
             asked = checkpoints.to_verify(session, self._now())
@@ -129,10 +118,7 @@ class Verifier:
 
 
 def _agreed(read: Callable[[], Damage | None]) -> Iterator[Damage]:
-    """Yield the damage that a read finds, if a second read of the same objects finds the same damage.
-
-    Raises GarbledAnswer if the reads find different damage. If the second read finds none, the object is intact.
-    """
+    """Yield the damage that a read finds, if a second read finds the same. Raises GarbledAnswer if they disagree."""
     first = read()
     if first is None or (second := read()) is None:
         return

@@ -1,7 +1,6 @@
 """Tags instances with the job and the project for which they work, so that AWS's cost reports can divide their cost.
 
-Invariant: the tags are derived from the nodes' rows and EC2's answer alone. An error or a lost call therefore heals
-with the next comparison.
+Invariant: the tags are derived from the nodes' rows and EC2's answer alone. An error heals with the next comparison.
 
 Source: https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/custom-tags.html
 """
@@ -17,15 +16,10 @@ from everstep.protocol.ids import FleetName, NodeId
 
 
 def update_tags(context: LoopContext, fleet: FleetName, current: Mapping[NodeId, Mapping[str, str]]) -> None:
-    """Change the tags of the instances whose tags differ from their work. Blocks: call it in a thread.
+    """Change the tags of the instances whose tags differ from their work. Blocks.
 
-    Args:
-        context: contains the database and the operator.
-        fleet: the instances belong to the nodes of this fleet.
-        current: tags of each instance that has not ended, as EC2 described them last.
-
-    Raises:
-        CloudError: EC2 refused a change. Others may have succeeded.
+    `current` has the tags of each instance that has not ended. Raises CloudError if EC2 refused a change; others may
+    have succeeded.
     """
     with context.database.read() as session:
         runs = {NodeId(node.id): node.run_id for node in nodes.of_fleet(session, fleet) if node.run_id is not None}

@@ -6,7 +6,7 @@
                           └──────── Reports ◀── all parts
 
 Invariant: no part starts work before `Agent.run`, and all work has ended when `run` returns. The ranks, the slots and
-the promise (the generation that the node has agreed to join) remain for the next agent process.
+the promise remain for the next agent process.
 """
 
 from __future__ import annotations
@@ -77,20 +77,9 @@ class Agent:
     ) -> None:
         """Claim the state directory and create the agent's parts. `run` opens the connections and sockets.
 
-        Args:
-            settings: settings from the command line and environment, valid until the agent ends.
-            objects: the object store (S3).
-            aws: other AWS services, with the node's permissions.
-            supervisor: the interface to this node's ranks; the agent starts and closes it.
-            now: returns Unix time in seconds, for the timestamps in log lines and reports that users see.
-            health: checks this node's GPUs, disks, memory and network cards periodically; the agent starts and closes
-                it. With None, no device is checked.
-            own_log: this process's log in memory, for the diagnosis of a failed node; None creates an empty one.
-
-        Raises:
-            ShimUnavailable: another node on the same machine, as in the local cloud, uses the state directory: its shim
-                (the parent process of all ranks) still runs.
-            OSError: the state directory belongs to another node, and that node's files cannot be removed.
+        The agent starts and closes `supervisor` and `health`. `now` is Unix time in seconds. Raises ShimUnavailable if
+        the shim of another node on the same machine uses the state directory. Raises OSError if another node's files
+        there cannot be removed.
         """
         state, user, agent_id = settings.state, settings.rank_user, secrets.token_hex(8)
         take(state, settings.node_id, user)
@@ -211,10 +200,7 @@ class Agent:
         )
 
     async def run(self) -> None:
-        """Connect to the control plane, and run all parts of the agent until this task is cancelled.
-
-        The node's next agent process adopts the ranks, the slots and the promised generation.
-        """
+        """Connect to the control plane, and run all parts of the agent until this task is cancelled."""
         self._listen()
         await self.ranks.start()
         await self.supervisor.start()
@@ -263,10 +249,7 @@ class Agent:
         return {"node": self.settings.node_id, **of_job}
 
     def _listen(self) -> None:
-        """Listen for connections of other agents at the port that this node's earlier agent process used.
-
-        The plan of a running generation contains this port, so the other nodes of the generation connect to it.
-        """
+        """Listen for other agents at the port of this node's earlier agent process, which a running plan contains."""
         address, kept = self.settings.address, KeptPort(self.settings.state / "peer_port")
         _, *more_cards = network_cards(address)
         port = self.settings.peer_port or kept.read()
@@ -293,11 +276,7 @@ class Agent:
         self.supervisor.gone_seconds = timeouts.gone_seconds
 
     async def _report_warm(self) -> None:
-        """Send a report as soon as this node can start ranks by fork.
-
-        A process that has imported torch is forked for each rank. Such a warm start is faster than a new interpreter,
-        so the control plane prefers nodes that offer it.
-        """
+        """Send a report as soon as this node can fork ranks from a process that has imported torch."""
         while not self.supervisor.is_warm:
             await self.supervisor.changed.wait(self.supervisor.changed.version)
         self.control.changed.notify()
@@ -307,10 +286,7 @@ class Agent:
         self.control.changed.notify()
 
     def _health_changed(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Send a report immediately, because the faults of the node's devices have changed.
-
-        The thread that checks the devices calls this method. If a driver hangs, this thread can outlast the event loop.
-        A call then has no effect.
-        """
+        """Send a report immediately, because the faults of the node's devices have changed."""
+        # If a driver hangs, the thread that checks the devices can outlast the event loop.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(self.control.changed.notify)

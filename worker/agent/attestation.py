@@ -1,9 +1,7 @@
 """Joins without a token: a signed STS request proves to the control plane on which EC2 instance the agent runs.
 
-See `everstep.protocol.attestation` for the protocol.
-
 Invariant: this process never sends the role's credentials, only a signature. The signature is valid for one server, one
-nonce and one kind of STS request.
+nonce and one kind of STS request (`everstep.protocol.attestation`).
 """
 
 from __future__ import annotations
@@ -47,19 +45,7 @@ class Claim:
 
 
 def sign(claim: Claim, credentials: AwsCredentials, nonce: str) -> dict[str, str]:
-    """Return the headers that the signature adds to the STS request.
-
-    Args:
-        claim: names the region and the server.
-        credentials: temporary credentials of the instance's role.
-        nonce: issued by the control plane for this join.
-
-    Returns:
-        Authorization, X-Amz-Date and X-Amz-Security-Token.
-
-    Raises:
-        AttestationFailed: the credentials do not belong to a role's session.
-    """
+    """Return the headers of the signed STS request. Raises AttestationFailed without credentials of a role."""
     if not credentials.token:
         raise AttestationFailed(
             "the AWS credentials of this process have no session token, so they do not belong to the instance's role"
@@ -75,19 +61,10 @@ def sign(claim: Claim, credentials: AwsCredentials, nonce: str) -> dict[str, str
 
 
 def join(url: str, claim: Claim, tls: ssl.SSLContext | None) -> str:
-    """Obtain a session token for this instance from the control plane. Blocks; call it in a thread.
+    """Obtain a session token from the control plane, which opens new connections for one hour. Blocks.
 
-    Args:
-        url: URL of the control plane.
-        claim: the fleet, region and server for which this instance signs.
-        tls: context that verifies the control plane's certificate; None uses the system's certificates.
-
-    Returns:
-        The token; it opens new connections for one hour.
-
-    Raises:
-        AttestationFailed: the instance has no AWS credentials, or the control plane rejects the signature or does not
-            answer.
+    Raises AttestationFailed if the instance has no AWS credentials, or if the control plane rejects the signature or
+    does not answer.
     """
     found = botocore.session.Session().get_credentials()
     if found is None:

@@ -33,15 +33,7 @@ _TESTS: Final = msgspec.json.Decoder(list[BurnInTest])
 
 @dataclass(eq=False, repr=False)
 class BurnInRunner:
-    """Runs the tests that the control plane orders (`worker.node.burn_in`).
-
-    Args:
-        state: folder on the disk to test.
-        on_change: called when a result is complete.
-        command: program of the child and its first arguments; the level and the folder follow.
-        limits_seconds: time limit of the child by level.
-        end_seconds: time between SIGTERM and SIGKILL for a child that does not end.
-    """
+    """Runs the tests that the control plane orders (`worker.node.burn_in`) on the disk of `state`."""
 
     state: Path
     on_change: Callable[[], None]
@@ -52,7 +44,6 @@ class BurnInRunner:
 
     def __post_init__(self) -> None:
         self.result: BurnInResult | None = None
-        """Result of the newest complete burn-in."""
         self._number: int | None = None
         self._running: asyncio.Task[None] | None = None
 

@@ -1,9 +1,7 @@
 """Executes the commands of the control plane, one after another.
 
-Only two kinds of messages take effect without waiting in the queue: a command to halt ranks, which is urgent, and a
-confirmation that logged values are stored.
-
-Invariant: a command for a generation other than the promised one changes nothing on this node.
+Commands to halt ranks and confirmations of stored values do not wait in the queue. Invariant: a command for a
+generation other than the promised one changes nothing on this node.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _OutputsStored:
-    """Command that the agent queues for itself when it no longer waits for the uploads of a released run."""
+    """The agent queues it for itself when it no longer waits for the uploads of a released run."""
 
     membership: Membership
 
@@ -67,20 +65,8 @@ class _OutputsStored:
 class Commands:
     """Queues the commands of the control plane, and passes each command to the part of the agent that executes it.
 
-    Args:
-        agent_id: random name of this agent process; confirmations for another process are ignored.
-        lifecycle: executes Prepare, Load and Start.
-        departure: executes Release: ends the run on this node once the run's output is uploaded.
-        supervisor: halts ranks, and kills them for drills.
-        inspection: samples stacks and runs commands beside ranks.
-        snapshots: keeps snapshots in memory while a user exports them, and reads them.
-        lines: sends log lines to users who follow them.
-        sources: fetches source archives on an idle node.
-        burn_in: tests an idle node.
-        evidence: stores the logs of this agent in S3.
-        outbox: holds logged values until the control plane confirms that it has stored them.
-        identity: stores this node's certificate for TLS between agents, which the control plane sends.
-        on_change: called after each command that can change the report.
+    `agent_id` is the random name of this agent process; confirmations for another process are ignored. `on_change` is
+    called after each command that can change the report.
     """
 
     agent_id: str
@@ -186,7 +172,6 @@ class Commands:
 
     @property
     def _rounds(self) -> RoundServer | None:
-        """The coordinator of the running generation, if this node runs it; otherwise None."""
         return self.lifecycle.member.server if self.lifecycle.member is not None else None
 
     def _kill(self, run: RunId, generation: Generation, rank: Rank | None, drill: str) -> None:

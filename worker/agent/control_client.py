@@ -1,9 +1,5 @@
 """The agent's connection to the control plane: one websocket, which the agent opens again after every failure.
 
-The client sends a report at every change, and otherwise every third of the lease. It also sends pings, to detect a
-server process that hangs. The server's kernel continues to accept reports (TCP), but only a running process answers a
-ping.
-
 Invariant: each sent report contains the state at the time of sending; reports are never queued. A full or broken disk
 never ends the connection.
 """
@@ -47,20 +43,15 @@ from worker.tasks import Signal, first_of
 
 log = logging.getLogger(__name__)
 SERVER_PAUSES_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
+# Another server may have taken over the fleet, and waits for the agents only during a grace period.
 OPEN_SECONDS = 5.0
-"""Maximum seconds until a server has accepted a connection; then the client tries the next server.
-
-The limit is short, because another server may have taken over the fleet. That server waits for the fleet's agents only
-during a grace period.
-"""
+"""Maximum seconds until a server has accepted a connection; then the client tries the next server."""
 MAX_LINES_WAITING = 64
-"""Maximum number of messages with log lines that wait to be sent. A further message replaces the oldest message."""
+"""A further message replaces the oldest message."""
 MAX_ANSWERS_WAITING = 8
+# The server delays an agent that sends more than 128 messages per second, and would not hear it in time.
 REPORT_SECONDS = 1 / 32
-"""Work for which the agent pays (`Pace`) for each report: 32 per second.
-
-The server delays an agent that sends more than 128 messages per second, and would not hear it in time.
-"""
+"""Work for which the agent pays (`Pace`) for each report: 32 per second."""
 BURST_SECONDS = 4.0
 """Work for reports without a wait after a pause: 128 reports."""
 
@@ -69,20 +60,9 @@ BURST_SECONDS = 4.0
 class ControlClient:
     """The agent's connection to the control plane; the agent runs `run` for its whole lifetime.
 
-    Args:
-        urls: http or https URLs of the control plane's servers. The client starts with a random URL and tries the
-            URLs in turn.
-        join_token: token from the instance's user data. The client uses it until the control plane has issued a
-            session token.
-        token_path: file with mode 0600 that stores the session token for this node's next agent process.
-        attest: obtains a session token by attestation from the server with the given URL; blocks. The client calls
-            it if it has no other token.
-        tls: context that verifies the control plane's certificate; None uses the system's certificates.
-        hello: returns the first message of a connection.
-        report: returns the newest state; called right before each send.
-        command: receives each message of the control plane; must not block.
-        welcomed: receives the control plane's timeouts at every new connection.
-        pace: delays reports if ranks cause too many changes.
+    The client starts with a random URL and tries the URLs in turn. `token_path` is a file with mode 0600 for the
+    session token. Without another token, `attest` obtains one from the server with the given URL; it blocks. `report`
+    is called right before each send. `command` must not block.
     """
 
     urls: InitVar[Sequence[str]]
@@ -105,12 +85,11 @@ class ControlClient:
         self.is_connected = False
         self._urls = itertools.cycle(random.sample(urls, len(urls)))
         self._session: str | None = None
-        """The session token. Empty if the node has no session token; None until the token's file has been read."""
+        """Empty if the node has no session token; None until the token's file has been read."""
         self._is_kept = True
         self._interval_seconds = 1.0
         self._open_seconds = OPEN_SECONDS
         self._server_minor = 0
-        """The minor protocol version of the server that welcomed the agent last."""
 
     def send_lines(self, lines: LogLines) -> None:
         """Queue log lines of ranks if the client is connected. On a slow connection, drop the oldest queued lines."""
@@ -119,10 +98,7 @@ class ControlClient:
             self._lines_added.notify()
 
     def send_answer(self, answer: CommandEnded | SnapshotHeld | SnapshotBytes) -> None:
-        """Queue the answer to a user's request, even while disconnected.
-
-        The user may still wait for the answer after a reconnection.
-        """
+        """Queue the answer to a user's request, even while disconnected. The user may still wait for it."""
         self._answers.append(answer)
         self._lines_added.notify()
 
@@ -180,10 +156,6 @@ class ControlClient:
         return token
 
     def _keep(self, token: str) -> None:
-        """Use a new session token from now on, and write it to disk for this node's next agent process.
-
-        If the disk refuses the write, only this process uses the token.
-        """
         self._session = token
         scratch = self.token_path.with_suffix(".new")
         try:
@@ -223,7 +195,8 @@ class ControlClient:
             await self.changed.wait(seen, self._interval_seconds)
 
     async def _ping(self, line: ClientConnection) -> None:
-        """Send pings. Raise TimeoutError if the server does not answer a ping within `Timeouts.lease_seconds`."""
+        """Send pings. Raise TimeoutError if the server does not answer one within `Timeouts.lease_seconds`."""
+        # The kernel of a server that hangs continues to accept reports, but only a running process answers a ping.
         while True:
             answered = await line.ping()
             try:
@@ -244,7 +217,6 @@ class ControlClient:
             await self._lines_added.wait(seen)
 
     async def _send_supported(self, line: ClientConnection, message: Message) -> None:
-        """Send a message to the server, unless the server's release does not support this type of message."""
         if is_supported(message, self._server_minor):
             await line.send(encode(message))
 

@@ -34,26 +34,12 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 LEAVING_SECONDS = 30.0
-"""Maximum seconds for which the node's next job waits while this node uploads output of its previous job."""
+"""Longest wait of the node's next job while this node uploads output of its previous job."""
 
 
 @dataclass(eq=False, repr=False)
 class Departure:
-    """Ends a run on this node, and then frees the node for another run.
-
-    A run ends on a node when the control plane releases the node from the run, or assigns the node to another run.
-
-    Args:
-        settings: names the folders of this node.
-        lifecycle: ends the ranks, sessions and uploads of the running generation.
-        promise: the node's promise, which `finish` and `make_way` delete.
-        outputs: uploads of ended generations, for which this object waits before it removes the run's files.
-        store: this node's slots; a release removes the run's slots.
-        supervisor: holds the records of the run's ended ranks, which a release drops.
-        supplies: owns the inputs and packages of the run.
-        rank_outputs: deletes the files with the ranks' stdout and stderr, and the run's output files.
-        archives: deletes the source archives of runs.
-    """
+    """Ends a run on this node when it is released, or assigned to another run, and then frees the node."""
 
     settings: AgentSettings
     lifecycle: Lifecycle
@@ -79,13 +65,9 @@ class Departure:
     async def begin(self, release: Release, *, then: Callable[[Membership], None]) -> None:
         """End a run's ranks on this node, and begin to wait until its output is uploaded or the uploads stall.
 
-        A run with unstored outputs that the control plane has not recorded remains until a later call.
-
-        Args:
-            release: names the run. The call does nothing if the node works for another run.
-            then: called after the wait, with the node's `Membership` from before the wait. The caller then removes the
-                run with `finish` and this value. Without pending uploads, `begin` removes the run itself and does not
-                call `then`.
+        `then` is called after the wait with the `Membership` from before it, which the caller passes to `finish`.
+        Without pending uploads, `begin` removes the run itself. A run with outputs that the control plane has not
+        recorded remains until a later call.
         """
         run = release.run
         if self.promise.run not in (None, run):
@@ -113,30 +95,20 @@ class Departure:
         then(membership)
 
     async def finish(self, membership: Membership) -> None:
-        """Remove a run from this node, unless the node has promised a newer generation since.
-
-        `membership` names the run, and the generation that the node had promised when the removal began.
-        """
+        """Remove the run of `membership` from this node, unless the node has promised a newer generation since."""
         unstored_count = sum(fault.output is not None for fault in self.lifecycle.reported_faults)
         is_recorded = self._recorded_count is None or unstored_count <= self._recorded_count
         if membership == self.promise.membership and is_recorded:
             await self._release(membership.run, wait_seconds=0.0)
 
     async def make_way(self, run: RunId) -> None:
-        """Remove the node's current run, because the control plane has assigned the node to `run`.
-
-        If the node already works for `run`, the method only cancels a removal of `run` that waits for uploads.
-        """
+        """Remove the node's current run, unless it is `run`. In that case, only cancel a removal that waits."""
         other = self.promise.run
         if other is not None and other != run:
             await self._release(other)
         await end(self._waiting)
 
     async def _release(self, run: RunId, *, wait_seconds: float = LEAVING_SECONDS) -> None:
-        """Wait for the uploads of a run, then remove the run's files and processes from this node.
-
-        The wait takes at most `wait_seconds`.
-        """
         if self.promise.run not in (None, run):
             return
         log.info("release run %s", run)

@@ -1,7 +1,5 @@
 """Runs the commands and samples the stacks that users request for the ranks of the running generation.
 
-A command runs on the rank's node, next to the rank's process.
-
 Invariant: no command and no sample outlives the generation of its rank.
 """
 
@@ -30,15 +28,7 @@ from worker.ranks.supervisor import Supervisor
 
 @dataclass(eq=False, repr=False)
 class RankInspection:
-    """Runs users' commands next to the processes of ranks, and samples the stacks of ranks.
-
-    Args:
-        settings: names the node's folders and users.
-        supervisor: lists the processes of the ranks.
-        usage: returns the current load of a rank's GPU, which reports contain together with the rank's stack.
-        answer: called with the result of each command.
-        on_change: called when a sample is finished.
-    """
+    """Runs users' commands next to ranks, and samples their stacks. `on_change` is called after each sample."""
 
     settings: AgentSettings
     supervisor: Supervisor
@@ -50,17 +40,9 @@ class RankInspection:
     def __post_init__(self) -> None:
         self._commands = RankCommands(self._environment, self.answer, self._user)
         self._stacks: StackWatch | None = None
-        """Stack samples of the running ranks; created at the control plane's first request."""
 
     def run_command(self, command: RunCommand, *, is_current: bool) -> None:
-        """Run a user's command on this node, next to the process of a rank.
-
-        The command is refused unless the rank runs on this node.
-
-        Args:
-            command: the request of the control plane.
-            is_current: True if the command names the promised generation. False refuses the command.
-        """
+        """Run a user's command next to the process of a rank. Refuse it unless `is_current` and the rank runs here."""
         key = (command.run, command.generation, command.rank)
         living = (
             record
@@ -70,14 +52,7 @@ class RankInspection:
         self._commands.take(command, next(living, None))
 
     def sample_stacks(self, plan: GenerationPlan, here: PlanNode, number: int) -> None:
-        """Sample the stacks of the ranks. The next reports contain the result.
-
-        Args:
-            plan: plan of the running generation.
-            here: this node in the plan.
-            number: number of the request, assigned by the control plane. A repeated request with the same number takes
-                no new sample.
-        """
+        """Sample the stacks of the ranks, once per request number. The next reports contain the result."""
 
         def known() -> list[RankRecord]:
             key = (plan.run, plan.generation)
@@ -98,14 +73,13 @@ class RankInspection:
         return self._stacks.shown() if self._stacks is not None else ()
 
     async def close(self) -> None:
-        """End the commands that users started next to ranks, and stop sampling stacks, because the generation ends."""
+        """End the commands next to ranks, and stop sampling stacks, because the generation ends."""
         await self._commands.close()
         stacks, self._stacks = self._stacks, None
         if stacks is not None:
             await stacks.close()
 
     def _environment(self, run: RunId) -> dict[str, str]:
-        """Return the environment variables for a command that runs next to a rank of `run`."""
         user, inherited = self._user(run), node_environment(os.environ, card_of(self.settings.address))
         return inherited_as(make_home(self.settings.state, run, user) if user is not None else {}, inherited)
 

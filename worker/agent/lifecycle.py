@@ -3,8 +3,7 @@
     Prepare ─▶ promise ─▶ Load ─▶ load ─▶ Start ─▶ start ─▶ exits of all ranks
                   ▲ a higher Prepare, from any phase
 
-Prepare, Load and Start are commands of the control plane. Before the agent acts, it writes the new phase to the promise
-on disk, so that a restarted agent resumes it.
+Before the agent acts, it writes the new phase to the promise on disk, so that a restarted agent resumes it.
 
 Invariant: this node never acts on a generation below the promised one, and works for at most one generation at a time.
 """
@@ -59,16 +58,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """Data that older generations left on this node: sealed slots, finished steps and committed steps.
-
-    The agent reads this data after the end of all older ranks, and reports it so that the control plane can choose the
-    base of the new generation.
-    """
+    """Data that older generations left on this node, read after the end of all their ranks."""
 
     inventory: tuple[SlotRecord, ...] = ()
     ended: EndedRanks | None = None
     commits: tuple[PageCommit, ...] = ()
-    """Newest committed step of each older generation, read from the memory pages that ranks share with the agent."""
+    """Newest committed step of each older generation, read from the rank pages."""
 
     @classmethod
     def of(cls, store: SlotStore) -> Remains:
@@ -78,23 +73,7 @@ class Remains:
 
 @dataclass(eq=False, repr=False)
 class Lifecycle:
-    """Prepares, starts and ends the node's part of the newest generation that the node has promised to join.
-
-    Args:
-        settings: names the node's folders and users.
-        node: the parts of this node that a generation uses.
-        promise: the node's promise, which each command of a launch (such as Prepare or Load) changes.
-        supervisor: starts, watches and ends this node's ranks.
-        ranks: accepts the connections of ranks.
-        supplies: provides inputs, packages and secrets.
-        rank_outputs: uploads the outputs of ranks.
-        lines: uploads the log lines of ranks.
-        outputs: uploads the log lines and output files that the ranks of ended generations have left on this node.
-        inspection: runs users' commands and samples stacks. Commands and samples end with the generation of their
-            ranks.
-        full_disks: records each write that a disk refuses.
-        on_change: called after a change that the agent reports immediately.
-    """
+    """Prepares, starts and ends the node's part of the promised generation. `on_change` triggers a report."""
 
     settings: AgentSettings
     node: LocalNode
@@ -114,19 +93,13 @@ class Lifecycle:
         self.member: Member | None = None
         """This node's part in the generation whose ranks it runs; None between generations."""
         self.is_unsettled = False
-        """True from the end of the node's part in its last generation until all ranks of older generations have ended.
-
-        During this time, the agent reports no part in any generation to the control plane.
-        """
+        """True while ranks of older generations may still run. The agent then reports no part in any generation."""
         self.remains = Remains()
         self.exits: dict[Rank, RankExit] = {}
         self.faults: tuple[NodeFault, ...] = ()
         self.load_seconds = 0.0
         self.supplied: Supplied | None = None
-        """Environment and packages of the loaded generation's ranks.
-
-        None before the load, and after a restart of the agent.
-        """
+        """Environment and packages of the ranks. None before the load, and after a restart of the agent."""
         self._working: asyncio.Task[None] | None = None
         """Background work of the current phase: the load, or the watch until all ranks have exited."""
         self._stored: Member | None = None
@@ -135,12 +108,9 @@ class Lifecycle:
     async def resume(self) -> None:
         """Resume the generation of the promise on disk, in the phase that an earlier agent process stored there.
 
-        If that is impossible, the node ends its ranks and promises the same generation again, with the slots that it
-        can open. If this is impossible as well, or the promise is damaged, the node gives up the run. The agent then
-        reports a fault.
-
-        Raises:
-            OSError: the disk does not let the agent read the promise, which says nothing about its content.
+        If that is impossible, the node ends its ranks, promises the same generation again and reports a fault. If this
+        is impossible as well, or the promise is damaged, the node gives up the run. Raises OSError if the disk does not
+        let the agent read the promise.
         """
         try:
             promise = self.promise.resume()
@@ -197,21 +167,14 @@ class Lifecycle:
                 await self._run_ranks(promise, self.member)
 
     def must_promise(self, command: Prepare) -> bool:
-        """Return whether the node must promise the generation that a Prepare command names.
-
-        The result is False if the node has already promised this generation or a newer one of the same run.
-        """
+        """Return whether the node must promise the generation that a Prepare command names."""
         answer = answer_prepare(self.promise.membership, command.run, command.generation)
         if answer is not MemberAnswer.PROMISE:
             log.debug("Prepare of generation %d: %s", command.generation, answer)
         return answer is MemberAnswer.PROMISE
 
     async def prepare(self, command: Prepare) -> None:
-        """Promise to join the generation that a Prepare command of the control plane names.
-
-        The node first stores on disk which Linux user the run's ranks run as, and then the promise. If the disk refuses
-        one of these writes, the node promises nothing.
-        """
+        """Promise to join the generation of a Prepare command. If the disk refuses a write, promise nothing."""
         log.info("promise generation %d of job %s", command.generation, command.job)
         promise = Promise(job=command.job, run=command.run, generation=command.generation, phase=MemberPhase.PROMISED)
         self.is_unsettled = True
@@ -231,10 +194,7 @@ class Lifecycle:
         return True
 
     async def _fulfil(self, membership: Membership) -> None:
-        """End all ranks of older generations and their connections, as the new promise requires.
-
-        Then list the sealed slots and the committed steps that the older generations left on this node.
-        """
+        """End all ranks of older generations, as the new promise requires, and list what they left on this node."""
         self.is_unsettled = True
         await self.end_member()
         self.faults = ()
@@ -249,10 +209,7 @@ class Lifecycle:
         log.info("generation %d promised: %d sealed slots", membership.generation, len(self.remains.inventory))
 
     def load(self, plan: GenerationPlan, key: bytes) -> None:
-        """Begin to start the ranks of the generation of `plan`, and to load their shards, in the background.
-
-        A repeated call, or a plan of a generation that the node has not promised, changes nothing.
-        """
+        """Begin to start the ranks of the promised generation of `plan`, and to load their shards. Idempotent."""
         if not may_load(self.promise.membership, plan.run, plan.generation):
             log.debug("Load of generation %d ignored: it is not for this node's promised generation", plan.generation)
             return
@@ -269,11 +226,7 @@ class Lifecycle:
         self._begin(self._load_member(self.member))
 
     async def _load_member(self, member: Member) -> None:
-        """Start the ranks and load their shards in parallel. Watch the ranks until their training starts.
-
-        While shards arrive, the ranks import modules, connect and build their model. Each rank copies its shard as the
-        shard is verified.
-        """
+        """Start the ranks and load their shards in parallel. Watch the ranks until their training starts."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         watching: asyncio.Task[None] | None = None
@@ -316,7 +269,6 @@ class Lifecycle:
             await end(watching)
 
     async def _patiently(self, load: Callable[[], Awaitable[T]]) -> T:
-        """Run a load, and repeat it while a store is out of reach. Meanwhile, report the store as a fault."""
         reported: NodeFault | None = None
 
         def report(fault: NodeFault | None) -> None:
@@ -349,7 +301,6 @@ class Lifecycle:
         await self._run_ranks(self.promise.value or promise, member)
 
     async def _run_ranks(self, promise: Promise, member: Member) -> None:
-        """Start those ranks that an earlier agent process has not started, and watch all ranks of this node."""
         if promise.phase is MemberPhase.RUNNING:
             unborn = set(member.here.ranks) - {
                 key.rank
@@ -380,11 +331,7 @@ class Lifecycle:
             )
 
     async def _watch(self, promise: Promise, member: Member) -> None:
-        """Report each rank's exit immediately.
-
-        After all ranks have exited, their output is uploaded; what cannot be uploaded becomes a fault. Then the phase
-        becomes EXITED.
-        """
+        """Report each rank's exit immediately, then upload the output of all ranks and enter the phase EXITED."""
         await self._watch_exits(promise, member)
         await member.uploads.idle()
         unshipped = await self.lines.finish()
@@ -414,10 +361,7 @@ class Lifecycle:
             self.on_change()
 
     async def end_member(self) -> None:
-        """End all work for the current generation: first its ranks, then its sessions and uploads.
-
-        The ranks' log lines and outputs are uploaded in the background.
-        """
+        """End the current generation's ranks, sessions and uploads. Output is uploaded in the background."""
         await end(self._working)
         self._working = None
         await self.inspection.close()
@@ -458,7 +402,6 @@ class Lifecycle:
         self.on_change()
 
     def _finish(self, event: MemberEvent) -> None:
-        """Store the phase that follows `event` in the promise on disk, and report it to the control plane."""
         self.promise.finish(event)
         self.on_change()
 
@@ -467,10 +410,7 @@ class Lifecycle:
         self._working.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Report an unexpected exception of a background task as a fault of this node.
-
-        Otherwise the control plane would wait for this node.
-        """
+        """Report an unexpected exception of a background task, because the control plane would wait for this node."""
         if task.cancelled() or task.exception() is None:
             return
         error = task.exception()

@@ -1,8 +1,6 @@
 """Uploads the log lines of the running ranks, and sends new lines to users who follow the job's log.
 
-One `LogShipper` per generation reads and uploads the lines of this node's ranks.
-
-Invariant: this module's object owns at most one `LogShipper`, that of the generation whose ranks were started last.
+Invariant: at most one `LogShipper` exists, that of the generation whose ranks were started last.
 """
 
 from __future__ import annotations
@@ -24,12 +22,7 @@ from worker.storage.object_store import ObjectStore
 class RankLogLines:
     """Uploads the log lines of the newest generation, and sends new lines to users who follow the log.
 
-    Args:
-        state: the node's state directory, which contains the ranks' streams.
-        objects: the store that receives the chunks of lines.
-        full_disks: records each write that a disk refuses.
-        now: returns Unix time in seconds.
-        send: sends lines to the control plane; must not block.
+    `now` is Unix time in seconds. `send` sends lines to the control plane and must not block.
     """
 
     state: Path
@@ -42,7 +35,6 @@ class RankLogLines:
     def __post_init__(self) -> None:
         self._shipper: LogShipper | None = None
         self._followed_until = 0.0
-        """Monotonic time until which a user follows the ranks' log lines."""
 
     def begin(self, plan: GenerationPlan, here: PlanNode) -> None:
         """Start to upload the log lines of a generation's ranks."""
@@ -58,10 +50,7 @@ class RankLogLines:
         self._shipper.begin()
 
     def follow(self) -> None:
-        """Send log lines to the control plane for `SEND_LINES_SECONDS`, because a user follows the log.
-
-        The first call after a pause also sends recent lines.
-        """
+        """Send lines to the control plane for `SEND_LINES_SECONDS`, after a pause also recent ones."""
         now = time.monotonic()
         is_new, self._followed_until = now >= self._followed_until, now + SEND_LINES_SECONDS
         if is_new and self._shipper is not None:

@@ -23,19 +23,11 @@ class EndedOutputs:
     def __init__(
         self, objects: ObjectStore, rank_outputs: RankOutputs, on_change: Callable[[], None] = lambda: None
     ) -> None:
-        """Create the object; no outputs of ended generations are uploaded yet.
-
-        Args:
-            objects: the store that receives the outputs.
-            rank_outputs: uploads the outputs of ranks.
-            on_change: called after a change of `faults`.
-        """
         self._on_change = on_change
         self._objects = objects
         self._rank_outputs = rank_outputs
         self._tasks: set[asyncio.Task[object]] = set()
         self.faults: tuple[NodeFault, ...] = ()
-        """The newest outputs of the run's ended generations that are not in S3."""
 
     @property
     def is_pending(self) -> bool:
@@ -43,12 +35,9 @@ class EndedOutputs:
         return bool(self._tasks)
 
     def store(self, member: Member, shipper: LogShipper | None, *, is_stored: bool) -> None:
-        """Upload an ended generation's log lines and output files in the background, then delete the local log files.
+        """Upload an ended generation's log lines and outputs in the background, then delete the local log files.
 
-        Args:
-            member: this node's part in the generation whose ranks have ended.
-            shipper: uploads the generation's last log lines; None if its ranks were never started.
-            is_stored: True if the outputs were uploaded when the ranks exited, so that only log lines remain.
+        `shipper` is None if the ranks were never started. With `is_stored`, only log lines remain to be uploaded.
         """
 
         async def work() -> None:
@@ -91,11 +80,7 @@ class EndedOutputs:
             await asyncio.wait(self._tasks, timeout=self._rank_outputs.poll_seconds)
 
     def abandon(self) -> None:
-        """Cancel all uploads of ended generations, without waiting for the threads that execute them.
-
-        The agent calls this method if the uploads have not ended in time when it releases a run. The rest of the run's
-        log lines and output files is then lost.
-        """
+        """Cancel all uploads of ended generations, without waiting for their threads. The rest is lost."""
         for task in self._tasks:
             task.cancel()
 

@@ -22,18 +22,7 @@ class ByteStore(Protocol):
     """The method of an object store that this module uses."""
 
     def put_bytes(self, reference: ObjectReference, data: bytes) -> object:
-        """Store a small object.
-
-        Args:
-            reference: bucket and key; an existing object is replaced.
-            data: the whole content, held in memory.
-
-        Returns:
-            A description of the stored object.
-
-        Raises:
-            StorageError: the store failed; the error's subclass shows whether a retry can succeed.
-        """
+        """Store a small object, and replace an existing one. Raises StorageError."""
 
 
 class OwnLog(logging.Handler):
@@ -65,16 +54,7 @@ class OwnLog(logging.Handler):
             self.release()
 
     def put(self, objects: ByteStore, place: ObjectReference, shim_log: Path) -> None:
-        """Upload this log and the end of the log of the shim, the process that starts the ranks. Called in a thread.
-
-        Args:
-            objects: the object store (S3), with the node's permissions.
-            place: bucket and key prefix; the prefix ends with a slash.
-            shim_log: the shim's log file; skipped if it does not exist.
-
-        Raises:
-            StorageError: the subtype shows whether a retry can help.
-        """
+        """Upload this log and the end of the shim's log, if any, below a prefix. Blocks. Raises StorageError."""
         objects.put_bytes(ObjectReference(bucket=place.bucket, key=f"{place.key}agent.log"), self.text())
         if shim_log.exists():
             with shim_log.open("rb") as file:
@@ -85,16 +65,9 @@ class OwnLog(logging.Handler):
 
 
 class Evidence:
-    """Stores the logs of this agent and of the ranks' parent process (the shim) in S3 for the control plane."""
+    """Stores the logs of this agent and of the shim in S3 for the control plane."""
 
     def __init__(self, own_log: OwnLog, objects: ByteStore, state: Path) -> None:
-        """Create the object; no logs are uploaded to S3 yet.
-
-        Args:
-            own_log: this process's log in memory.
-            objects: the object store (S3).
-            state: the node's state directory, which contains the shim's log.
-        """
         self.key = ""
         """Key prefix in S3 of the newest stored logs; empty before the first upload."""
         self._own_log = own_log
@@ -102,15 +75,13 @@ class Evidence:
         self._shim_log = state / "logs" / "shim.log"
 
     async def keep(self, place: ObjectReference) -> None:
-        """Store the logs of this agent and of the shim at `place`, unless they are already stored there.
-
-        If the upload fails, the next request of the control plane starts another attempt.
-        """
+        """Store the logs at `place`, unless they are already stored there."""
         if self.key == place.key:
             return
         try:
             await asyncio.to_thread(self._own_log.put, self._objects, place, self._shim_log)
         except (StorageError, OSError) as error:
+            # The next request of the control plane starts another attempt.
             log.warning("the logs of this agent cannot be stored in S3 yet: %s", error)
         else:
             self.key = place.key

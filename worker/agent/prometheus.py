@@ -1,9 +1,7 @@
 """Exports the metrics of a node for Prometheus: the agent's newest report in Prometheus's text format.
 
-The number of series is limited by the node's ranks (at most 64) and the kinds of faults. The job's name is a label;
-step numbers are never labels. One histogram counts the durations of the snapshots of all ranks of the node.
-
-Invariant: a scrape reads the agent's last report in its own thread and never calls into the agent.
+The number of series is limited by the node's ranks (at most 64) and the kinds of faults. Invariant: a scrape reads the
+agent's last report in its own thread and never calls into the agent.
 """
 
 from __future__ import annotations
@@ -33,12 +31,10 @@ class AgentFacts:
     """The input of one scrape: the agent's newest report, its connection, and its counters."""
 
     report: AgentReport | None
-    """The newest report; None before the first report."""
     is_connected: bool
     waiting_count: int
-    """Number of logged training steps whose values the control plane has not stored yet."""
     dropped_count: int
-    """Number of logged training steps whose values this node has dropped, because its queue was full."""
+    """Logged steps whose values were dropped, because the queue was full."""
 
 
 def families(facts: AgentFacts) -> Iterator[Metric]:
@@ -174,19 +170,10 @@ class _Facts(Collector):
 
 
 class MetricsEndpoint:
-    """HTTP server for `GET /metrics` of one agent, without encryption or a token.
+    """HTTP server for `GET /metrics` of one agent, without encryption or a token: bind it to a private network.
 
-    Bind it to loopback or to a private network only.
-
-    Args:
-        address: IP address or host name to listen on.
-        port: port to listen on; 0 lets the kernel choose.
-        facts: returns the newest report, the connection's state and the counters to export; called in the endpoint's
-            threads.
-        snapshots: histogram of snapshot durations, exported after the metrics of `facts`.
-
-    Raises:
-        OSError: the address or port cannot be used.
+    With port 0, the kernel chooses. `facts` is called in the endpoint's threads. Raises OSError if the address or port
+    cannot be used.
     """
 
     def __init__(self, address: str, port: int, facts: Callable[[], AgentFacts], snapshots: Histogram) -> None:

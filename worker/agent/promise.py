@@ -1,4 +1,4 @@
-"""Stores the node's promise on disk: the highest generation that it has agreed to join (docs/design.md#generations).
+"""Stores the node's promise on disk (docs/design.md#generations).
 
 Invariant: the file is complete and durable (temporary file, fsync, rename, fsync of the folder) before the agent sends
 anything that depends on it.
@@ -32,14 +32,13 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True):
     phase: MemberPhase
     plan: GenerationPlan | None = None
     key: bytes = b""
-    """The secret key with which nodes of the generation authenticate each other. The file therefore has mode 0600."""
     entry_point: str = ""
     """Path of the script in the unpacked source tree."""
     version: int = 1
 
     @property
     def membership(self) -> Membership:
-        """The promise's run, generation and phase as a `Membership` of `worker.core.generation`."""
+        """The promise's run, generation and phase."""
         return Membership(self.job, self.run, self.generation, self.phase)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
@@ -56,15 +55,7 @@ class PromiseFile:
         self._path = path
 
     def read(self) -> Promise | None:
-        """Read the promise from the file on disk.
-
-        Returns:
-            The newest promise. None without a file: the node has made no promise, or has deleted it at the release of
-            its run.
-
-        Raises:
-            msgspec.DecodeError: the file is damaged or of another version.
-        """
+        """Read the promise; None without a file. Raises DecodeError of msgspec if it is invalid."""
         try:
             promise = _decoder.decode(self._path.read_bytes())
         except FileNotFoundError:
@@ -74,10 +65,7 @@ class PromiseFile:
         return promise
 
     def write(self, promise: Promise | None) -> None:
-        """Write `promise` to disk, so that it survives a power loss; None deletes the file.
-
-        Raises OSError if the disk refuses the write. The previous promise then stays valid.
-        """
+        """Write `promise` durably; None deletes the file. Raises OSError, and the previous promise stays valid."""
         if promise is not None:
             write_durably(self._path, msgspec.msgpack.encode(promise))
         else:
@@ -91,22 +79,14 @@ class PromiseFile:
 
 
 class CurrentPromise:
-    """The newest promise of this node to join a generation. Only the agent's `Lifecycle` and `Departure` change it.
+    """The newest promise of this node. Only the agent's `Lifecycle` and `Departure` change it.
 
-    Invariant: when an agent restarts, the phase in the promise on disk (a `MemberPhase`, such as LOADING or RUNNING) is
-    at most one phase behind the phase that the previous agent process had in memory.
+    Invariant: when an agent restarts, the phase on disk is at most one phase behind that of the previous process.
     """
 
     def __init__(self, file: PromiseFile, full_disks: FullDisks, *, on_run: Callable[[RunId], None]) -> None:
-        """Create the object without a promise; `resume` reads the file.
-
-        Args:
-            file: stores the promise across restarts.
-            full_disks: records each write that a disk refuses.
-            on_run: called with the run of each new promise.
-        """
         self.value: Promise | None = None
-        """The newest promise; None before the first promise and after a run's release."""
+        """None before the first promise and after a run's release."""
         self._file = file
         self._full_disks = full_disks
         self._on_run = on_run
@@ -115,12 +95,12 @@ class CurrentPromise:
 
     @property
     def membership(self) -> Membership | None:
-        """Run, number and phase of the generation that the node promised to join; None without a promise."""
+        """Run, number and phase of the promised generation; None without a promise."""
         return self.value.membership if self.value is not None else None
 
     @property
     def run(self) -> RunId | None:
-        """Run of the generation that the node promised to join; None without a promise."""
+        """Run of the promised generation; None without a promise."""
         return RunId(self.value.run) if self.value is not None else None
 
     def resume(self) -> Promise | None:
@@ -141,10 +121,7 @@ class CurrentPromise:
         self._on_run(RunId(promise.run))
 
     def store(self, promise: Promise) -> bool:
-        """Write a promise to disk, then make it this node's current promise.
-
-        Return False, without a change, if the disk refuses the write.
-        """
+        """Write a promise to disk, then make it current. Return False, without a change, if the disk refuses."""
         try:
             self._file.write(promise)
         except OSError as error:  # `FullDisks` records the error, and the agent reports it.
@@ -159,17 +136,12 @@ class CurrentPromise:
         return True
 
     def begin(self, event: MemberEvent) -> bool:
-        """Store the generation's phase (such as LOADING or RUNNING) that follows `event`, and then enter it.
-
-        Return False, without a change, if the disk refuses the write.
-        """
+        """Store the phase that follows `event`, then enter it. Return False, without a change, if the disk refuses."""
         return self.store(self._after(event))
 
     def finish(self, event: MemberEvent) -> None:
-        """Enter the phase of this node's generation that follows `event`, even if the disk cannot store the phase.
-
-        If the write failed, a restarted agent repeats the previous phase and reaches the same outcome.
-        """
+        """Enter the phase that follows `event`, even if the disk cannot store it."""
+        # If the write failed, a restarted agent repeats the previous phase and reaches the same outcome.
         promise = self._after(event)
         if not self.store(promise):
             self.set(promise)
@@ -179,10 +151,7 @@ class CurrentPromise:
         return msgspec.structs.replace(self.value, phase=self.value.membership.on(event).phase)
 
     def lapse(self) -> None:
-        """Remove the plan and the key from the promise on disk, so that no later agent process can resume the run.
-
-        The caller then deletes the files of the run.
-        """
+        """Remove the plan and the key from the promise on disk, so that no later agent process can resume the run."""
         if self.value is None:
             return
         lapsed = msgspec.structs.replace(self.value, phase=MemberPhase.PROMISED, plan=None, key=b"", entry_point="")

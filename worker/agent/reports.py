@@ -34,25 +34,7 @@ from worker.replication.tcp import PeerListener
 
 @dataclass(eq=False, repr=False)
 class AgentReports:
-    """Builds the agent's reports from the state of the agent's other parts.
-
-    Args:
-        settings: names the node and its address.
-        agent_id: random name of this agent process.
-        lifecycle: the node's part in the promised generation.
-        listener: counts the connections of other agents that this node refused.
-        ranks: counts the connections of ranks that this node refused.
-        supervisor: shows whether ranks can be forked from the template process (a warm start).
-        supplies: counts the requests of ranks for AWS credentials that this node refused.
-        sources: lists the source archives that this node fetched before it received a job.
-        burn_in: holds the results of the node's tests.
-        evidence: names the key in S3 under which this agent's logs are stored.
-        inspection: returns the newest samples of the ranks' stacks.
-        usage: reads the use of memory and devices.
-        full_disks: reports the faults of this node's disks.
-        outbox: holds logged values until the control plane has stored them.
-        metadata: reads AWS's notices about this instance, such as spot interruptions; None outside of EC2.
-    """
+    """Builds the agent's reports from the state of the agent's other parts. `metadata` is None outside of EC2."""
 
     settings: AgentSettings
     agent_id: str
@@ -73,13 +55,9 @@ class AgentReports:
 
     def __post_init__(self) -> None:
         self.exposure = self.settings.exposure
-        """Sentence that names what a job's code can reach outside its job, such as the agent's files.
-
-        Empty if the code can reach nothing outside its job.
-        """
+        """What a job's code can reach outside its job, such as the agent's files. Empty if nothing."""
         self._sequence = 0
         self._newest: AgentReport | None = None
-        """The last report that the agent sent; None before the first report."""
 
     def hello(self) -> Hello:
         """Return the first message that the agent sends on a new connection to the control plane."""
@@ -117,16 +95,8 @@ class AgentReports:
         return self._newest
 
     def facts(self, *, is_connected: bool) -> AgentFacts:
-        """Return the facts for the Prometheus endpoint.
-
-        The endpoint calls this in another thread, so the method reads only immutable state.
-
-        Args:
-            is_connected: whether the agent is connected to the control plane.
-
-        Returns:
-            The newest report, the state of the connection, and the counters of logged steps.
-        """
+        """Return the facts for the Prometheus endpoint, which calls this in another thread."""
+        # Read only immutable state, because another thread calls this method.
         return AgentFacts(self._newest, is_connected, len(self.outbox), self.outbox.dropped_count)
 
     def _node_faults(self) -> tuple[NodeFault, ...]:

@@ -1,4 +1,4 @@
-"""Settings of an agent: its node, addresses, folders and limits. They stay constant for the life of the process."""
+"""Settings of an agent, constant for the life of the process."""
 
 from __future__ import annotations
 
@@ -28,16 +28,12 @@ class AgentSettings:
     join_token: str
     peer_port: int = 0
     is_warm: bool = True
-    """True if the shim (the parent process of all ranks) runs a template process, from which it forks ranks."""
     tls: ssl.SSLContext | None = None
-    """Context that verifies the control plane's certificate; None uses the system's certificates."""
+    """None uses the system's certificates."""
     claim: Claim | None = None
-    """Identity with which this instance requests a session token. None if the agent joins with a join token."""
+    """None if the agent joins with a join token."""
     input_bytes: int | None = None
-    """Disk space in bytes for jobs' inputs, including cached inputs of earlier jobs.
-
-    None means the disk's size minus a reserve.
-    """
+    """Disk space for jobs' inputs, including cached ones. None means the disk's size minus a reserve."""
     log_format: LogFormat = "text"
     metrics_address: tuple[str, int] | None = None
     """Address and port of the Prometheus endpoint; None for no endpoint."""
@@ -46,12 +42,9 @@ class AgentSettings:
     allows_builds: bool = False
     """True if pip may build packages for which no wheel exists. A build executes the package's code."""
     exposure: str = ""
-    """Sentence that names what a job's code can reach outside its job, such as the agent's files.
-
-    Empty if the code can reach nothing outside its job.
-    """
+    """What a job's code can reach outside its job, such as the agent's files. Empty if nothing."""
     metadata_endpoint: str | None = None
-    """URL of the instance's metadata service. None if the service is disabled or the machine is not an EC2 instance."""
+    """None if the service is disabled or the machine is not an EC2 instance."""
     ranks_slice: str = ""
     """The systemd slice in which ranks run. If empty, ranks run in the agent's own cgroup."""
     job_limits: JobLimits = NO_LIMITS

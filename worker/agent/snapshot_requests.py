@@ -1,7 +1,5 @@
 """Answers the control plane's requests for snapshots in memory, which a user exports.
 
-An export reads the shards of one step from the nodes' slots instead of from a checkpoint in S3.
-
 Invariant: at most `MAX_REQUESTS` requests run at a time, so that an export never uses all of the agent's threads.
 """
 
@@ -18,9 +16,9 @@ from worker.tasks import Background
 
 log = logging.getLogger(__name__)
 MAX_REQUESTS = 4
-"""Maximum number of requests for snapshots that run at the same time. Further requests wait for their turn."""
+"""Further requests wait for their turn."""
 MAX_WAITING = 64
-"""Maximum number of requests for snapshots that run or wait. Further requests are refused."""
+"""Limit of requests that run or wait. Further requests are refused."""
 _ENDED = "the generation does not run on this node"
 
 
@@ -28,24 +26,13 @@ class SnapshotRequests:
     """Answers the requests of exports: to keep a snapshot in memory, to read it, and to release it."""
 
     def __init__(self, answer: Callable[[SnapshotHeld | SnapshotBytes], None]) -> None:
-        """Create the object; no request for a snapshot is in progress.
-
-        Args:
-            answer: sends the answer to each request.
-        """
         self._answer = answer
         self._running = Background()
         self._turns = asyncio.Semaphore(MAX_REQUESTS)
         self._count = 0
-        """Number of requests for snapshots that run or wait."""
 
     def take(self, request: HoldSnapshot | ReadSnapshot | ReleaseSnapshot, member: Member | None) -> None:
-        """Begin to answer a request of a user's export for snapshots. Must not block.
-
-        Args:
-            request: the request of the control plane.
-            member: this node's part in the generation of the request; None if the generation does not run here.
-        """
+        """Begin to answer a request of an export. Must not block. `member` is None if its generation runs elsewhere."""
         if isinstance(request, ReleaseSnapshot):
             if member is not None:
                 member.held.release(request.hold_id)

@@ -22,13 +22,6 @@ class SourcePrefetch:
     """Fetches the source archives that the control plane requests on an idle node."""
 
     def __init__(self, archives: SourceArchives, full_disks: FullDisks, *, on_change: Callable[[], None]) -> None:
-        """Create the object; `run` fetches the source archives that the control plane requests.
-
-        Args:
-            archives: stores and fetches the source archives on this node's disk.
-            full_disks: records each write that a disk refuses.
-            on_change: called after every attempt to fetch an archive.
-        """
         self._archives = archives
         self._full_disks = full_disks
         self._on_change = on_change
@@ -42,10 +35,7 @@ class SourcePrefetch:
         return tuple(sorted({*self._archives.held, *self._unsound}))
 
     async def run(self) -> None:
-        """Fetch the source archives that the control plane requests, until cancelled.
-
-        After a failed fetch, the agent retries when the control plane sends its next request.
-        """
+        """Fetch the requested source archives until cancelled. The next request retries a failed fetch."""
         while True:
             version = self._asked.version
             for source in self._wanted:

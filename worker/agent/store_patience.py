@@ -1,9 +1,6 @@
 """Repeats a load for as long as S3, IAM or KMS is out of reach, so that the generation continues once they answer.
 
-    load fails because of a store ─▶ report the obstacle ─▶ probe the store every second ─▶ load again
-
 A probe is a read of one byte without retries. The pauses of ordinary retries are longer than the pause between probes.
-
 Invariant: only a store that cannot be read delays a load. All other failures end it.
 """
 
@@ -38,18 +35,10 @@ def fault_of(error: LoadFailed) -> NodeFault:
 async def patiently(
     load: Callable[[], Awaitable[T]], objects: ObjectStore, report: Callable[[NodeFault | None], None]
 ) -> T:
-    """Run `load`, and repeat it while a store is out of reach.
+    """Run `load`, and repeat it while a store is out of reach. A repeated call continues the load.
 
-    Args:
-        load: loads something from a store. A repeated call continues the load.
-        objects: the store that is probed, if the failed load names one of its objects.
-        report: receives the fault that delays the load, and None when the load no longer waits.
-
-    Returns:
-        The result of `load`.
-
-    Raises:
-        LoadFailed: the load failed for another reason.
+    `report` receives the fault that delays the load, and None when the load no longer waits. Raises LoadFailed if the
+    load failed for another reason.
     """
     is_waiting = False
     try:

@@ -17,13 +17,6 @@ class Usage:
     """Returns the load of the node's devices, as the health watch measured it, and the memory use of its ranks."""
 
     def __init__(self, health: HealthWatch | None, supervisor: Supervisor, promise: CurrentPromise) -> None:
-        """Create the object that reads the load of devices and the use of memory.
-
-        Args:
-            health: the thread that reads the node's devices once per second; None if no devices are read.
-            supervisor: reads the memory of the ranks.
-            promise: names the generation whose ranks' memory is reported.
-        """
         self._health = health
         self._supervisor = supervisor
         self._promise = promise

@@ -2,9 +2,8 @@
 
     owner ──PrintedLines──▶ take ──▶ <state>/logs/<run>/gen=<g>/held/<owner>.jsonl ──ship──▶ object store
 
-An owner is a node whose shard this node holds. It sends its ranks' log lines before the last message of each transfer
-of a shard, so the holder of a committed step has all lines up to this step. When the generation ends, this node uploads
-its copies. Readers of the log skip a copy of lines that the owner has uploaded itself.
+An owner sends its ranks' lines before the last message of each transfer of a shard, so the holder of a committed step
+has all lines up to this step. Readers of the log skip a copy of lines that the owner has uploaded itself.
 
 Invariant: the stored lines of one owner have consecutive numbers. The newest lines within the size limit are never
 dropped.
@@ -36,8 +35,6 @@ TAIL_RETRY_SECONDS: Final = 1.0
 
 @dataclass(slots=True)
 class _Held:
-    """Log lines of one other node, in memory and in a file."""
-
     path: Path
     limit_bytes: int
     tail: Tail = field(default_factory=Tail)
@@ -49,13 +46,7 @@ class _Held:
 class HeldLines:
     """The log lines that this node stores for the other nodes whose shards it holds, in one generation.
 
-    The generation's `Member` object owns it. The agent calls `ship` to upload the lines when the
-    generation has ended.
-
-    Args:
-        state: the agent's state directory. Lines that an earlier agent of this node stored there are loaded.
-        plan: the plan of the generation.
-        here: this node's id.
+    Lines that an earlier agent of this node stored are loaded. The generation's `Member` owns the object.
     """
 
     def __init__(self, state: Path, plan: GenerationPlan, here: NodeId) -> None:
@@ -72,14 +63,9 @@ class HeldLines:
             held.tail = _read(held.path)
 
     async def take(self, peer: NodeId, message: PrintedLines) -> None:
-        """Store log lines of an owner; lines that are already stored are skipped.
+        """Store log lines of an authenticated owner; lines that are already stored are skipped.
 
-        Args:
-            peer: the owner, as authenticated by its session.
-            message: consecutive lines, with the number of the first line.
-
-        Raises:
-            MalformedMessage: the lines cannot be decoded, or `peer` owns no shard that this node holds.
+        Raises MalformedMessage if the lines cannot be decoded, or `peer` owns no shard that this node holds.
         """
         held = self._held.get(peer)
         if held is None:
@@ -105,16 +91,7 @@ class HeldLines:
                 log.warning("the lines of %s cannot be written to disk; they stay in memory: %s", peer, error)
 
     async def ship(self, objects: ObjectStore) -> tuple[str, ...]:
-        """Upload the stored log lines of other nodes. A repeated call stores the same objects.
-
-        The agent calls this method when the generation has ended on this node.
-
-        Args:
-            objects: the object store of the job's log.
-
-        Returns:
-            One sentence per owner whose lines could not be uploaded; empty on success.
-        """
+        """Upload the stored lines of other nodes. Idempotent. Return one sentence per owner whose lines failed."""
         missing = []
         for owner, held in self._held.items():
             if not held.tail.rows:
@@ -155,11 +132,9 @@ def _read(path: Path) -> Tail:
 
 
 def _write(path: Path, tail: Tail, added: tuple[bytes, ...] | None) -> None:
-    """Append the rows `added` to the file. If `added` is None, replace the file by all rows of `tail`.
-
-    A killed process can leave an incomplete row, which readers ignore.
-    """
+    """Append the rows `added` to the file. If `added` is None, replace the file by all rows of `tail`."""
     if added is not None:
+        # A killed process can leave an incomplete row, which readers ignore.
         with path.open("ab", buffering=0) as file:
             file.write(b"".join(added))
         return

@@ -4,13 +4,8 @@
       written by the rank                    written here, once, in order               (`worker.logs.uploads`)
 
 A *stream* is the file with a rank's stdout or stderr. The newest chunk records the position up to which each stream was
-read. An agent that starts while ranks run continues from these positions, so no line is read twice.
-
-A program such as tqdm ends each *state* of a moving line with a carriage return. The journal stores the newest state,
-at most one in `STATE_SECONDS`, as a line that overwrites the previous state. It skips the other states.
-
-The journal frees the disk space of the parts of a stream that it has read, except for the last `TAIL_BYTES`. It keeps
-the chunks that are not uploaded, up to `journal_bytes` of `JournalLimits`, and the newest chunk, which still grows.
+read, from which a restarted agent continues. A program such as tqdm ends each *state* of a moving line with a carriage
+return. The journal stores the newest state, at most one in `STATE_SECONDS`.
 
 Invariant: only one thread at a time uses a journal. A returned line is stored in a file. If a write to the disk fails,
 the journal does not change, and the lines are read again later.
@@ -44,42 +39,32 @@ from everstep.protocol.log_chunks import (
 log = logging.getLogger(__name__)
 
 CHUNK_MILLISECONDS: Final = 300_000
-"""Age in milliseconds at which a chunk is complete, even with fewer bytes than `JournalLimits.chunk_bytes`.
-
-An incomplete chunk is uploaded again whenever it has grown.
-"""
+"""Age at which a chunk is complete. An incomplete chunk is uploaded again whenever it has grown."""
 TAIL_BYTES: Final = 64 * 1024
-"""Bytes at the end of a rank's stdout or stderr that stay on disk, because users see them if the rank fails."""
+"""Bytes at the end of a stream that stay on disk, because users see them if the rank fails."""
 STATE_SECONDS: Final = 5.0
 """Minimum time between two stored states of a line that a rank overwrites, such as a progress bar."""
 _PUNCH_HOLE: Final = 0x02 | 0x01
-"""Flags of fallocate(2) that free a part of a file: FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE."""
+"""FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of fallocate(2)."""
 
 StreamKey = tuple[Rank, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalLimits:
-    """Sizes at which a node's journal completes a file of log lines, frees disk space, and stops reading output."""
+    """Sizes at which a node's journal completes chunks, frees disk space, and stops reading output."""
 
     chunk_bytes: int = 256 * 1024
-    """Size in bytes at which a file of log lines (a log chunk) is complete."""
+    """Size at which a chunk is complete."""
     read_bytes: int = 256 * 1024
-    """Maximum bytes of one read from the file with a rank's stdout or stderr."""
     journal_bytes: int = 64 * 1024 * 1024
     """Maximum bytes of chunks that wait for their upload. Beyond this size, the journal reads no further output."""
     freed_bytes: int = 4 * 1024 * 1024
-    """Number of bytes of a rank's stdout or stderr that the journal reads before it frees their disk space."""
+    """Bytes of a stream that the journal reads before it frees their disk space."""
     pass_characters: int = 1024 * 1024
-    """Maximum characters of the lines that one pass over all streams stores, as `held_characters` counts them.
-
-    Each stream has an equal share. A character has at most six bytes in a chunk.
-    """
+    """Maximum characters that one pass over all streams stores, in equal shares, as `held_characters` counts them."""
     behind_bytes: int = 256 * 1024 * 1024
-    """Maximum unread bytes of a rank's stdout or stderr.
-
-    Beyond this size, the journal skips the oldest bytes, and a log line reports the gap.
-    """
+    """Maximum unread bytes of a stream. Beyond this size, the journal skips the oldest bytes and reports a gap."""
 
 
 LIMITS: Final = JournalLimits()
@@ -87,7 +72,7 @@ LIMITS: Final = JournalLimits()
 
 @dataclass(frozen=True, slots=True)
 class Unstored:
-    """A file of log lines (a log chunk) that the object store lacks, or has only with fewer lines."""
+    """A chunk that the object store lacks, or has only with fewer lines."""
 
     name: ChunkName
     path: Path
@@ -108,12 +93,7 @@ class _Chunk:
 class LogJournal:
     """The log lines of one node in one generation.
 
-    Args:
-        folder: the folder for the generation's logs; created if missing.
-        node_id: this node's id.
-        streams: the file of each output stream of a rank; it need not exist yet.
-        now: returns Unix time in seconds.
-        limits: sizes at which the journal completes chunks and stops reading.
+    `folder` is created if missing, and the files of `streams` need not exist yet. `now` is Unix time in seconds.
     """
 
     folder: Path
@@ -137,43 +117,28 @@ class LogJournal:
         self._take_up()
 
     def read(self) -> list[LogLine]:
-        """Append the complete lines that ranks have printed since the last call.
+        """Append the complete lines that ranks have printed since the last call, and return them. Empty after `end`.
 
-        Called in a thread about every 100 ms while ranks run. After `end`, the result is empty.
-
-        Returns:
-            The new lines. The number of the first line is the value of `count` before the call.
-
-        Raises:
-            OSError: a file cannot be read or written; the next call reads these lines again.
+        The number of the first line is `count` before the call. Raises OSError; the next call reads these lines again.
         """
         return [] if self.is_ended else self._take(is_last=False)
 
     def has_news(self) -> bool:
-        """Return whether some rank's stdout or stderr has output that was not read yet. The call takes microseconds."""
+        """Return whether some stream has unread output. Takes microseconds."""
         return any(_size(path) != self._positions[key] for key, path in self._streams.items())
 
     def ends(self) -> Mapping[StreamKey, int]:
-        """Return the current length in bytes of each file with a rank's stdout or stderr. Takes microseconds."""
+        """Return the current length in bytes of each stream. Takes microseconds."""
         return {key: _size(path) for key, path in self._streams.items()}
 
     def is_read(self, ends: Mapping[StreamKey, int]) -> bool:
-        """Return whether this journal has read each rank's stdout and stderr up to the lengths in `ends`.
-
-        `ends` is a result of `ends()`. False while the last line of a rank's stdout or stderr is incomplete.
-        """
+        """Return whether each stream was read up to a result of `ends`. False while its last line is incomplete."""
         return self.is_ended or all(self._positions[key] >= end for key, end in ends.items())
 
     def end(self) -> list[LogLine]:
-        """Append all remaining lines and a line that marks the end of the output. Idempotent.
+        """Append all remaining lines and a line that marks the end, after all ranks have exited. Idempotent.
 
-        The caller calls this after all ranks have exited.
-
-        Returns:
-            The new lines.
-
-        Raises:
-            OSError: a file cannot be read or written. The next call continues where this call stopped.
+        Raises OSError. The next call continues where this call stopped.
         """
         if self.is_ended:
             return []
@@ -189,7 +154,7 @@ class LogJournal:
         return lines + last
 
     def unstored(self) -> list[Unstored]:
-        """Return the files with log lines (log chunks) that have grown since their last upload, oldest first."""
+        """Return the chunks that have grown since their last upload, oldest first."""
         newest = self._chunks[-1] if self._chunks else None
         return [
             Unstored(chunk.name, chunk.path, chunk.size, is_complete=self.is_ended or chunk is not newest)
@@ -198,18 +163,15 @@ class LogJournal:
         ]
 
     def stored(self, chunk: Unstored) -> None:
-        """Record the upload of a log chunk, and delete the complete log chunks that are uploaded.
-
-        The newest chunk stays on disk, because it records where a later agent process continues to read the output.
-        """
+        """Record the upload of a chunk, and delete the complete chunks that are uploaded."""
         for known in self._chunks:
             if known.name == chunk.name:
                 known.stored = chunk.size
+        # The newest chunk stays on disk, because it records where a later agent process continues to read.
         while len(self._chunks) > 1 and self._chunks[0].stored == self._chunks[0].size:
             self._chunks.pop(0).path.unlink(missing_ok=True)
 
     def _take_up(self) -> None:
-        """Continue the log chunks that an earlier agent process of this node wrote."""
         found = sorted(
             name
             for path in self.folder.glob("node=*/*.jsonl")
@@ -236,7 +198,7 @@ class LogJournal:
 
     @contextlib.contextmanager
     def _unless_failed(self) -> Iterator[Mapping[StreamKey, int]]:
-        """Yield the positions up to which ranks' output was read; restore them if the `with` block raises OSError."""
+        """Yield the positions up to which streams were read; restore them if the `with` block raises OSError."""
         before = dict(self._positions)
         try:
             yield before
@@ -245,10 +207,7 @@ class LogJournal:
             raise
 
     def _take(self, *, is_last: bool) -> list[LogLine]:
-        """Append the new lines of all ranks' output to the journal, and return them.
-
-        Then free the disk space of read output.
-        """
+        """Append the new lines of all streams to the journal, free the disk space of read output, and return them."""
         with self._unless_failed() as before:
             lines = list(self._new_lines(is_last=is_last))
             if lines:
@@ -296,10 +255,7 @@ class LogJournal:
                 yield self._line(rank, stream, text, self._positions[key], overwrites=True)
 
     def _begun_anew(self, key: StreamKey) -> LogLine:
-        """Read a rank's stdout or stderr from the beginning again; return a line that reports the lost output.
-
-        Called after a process has truncated the file, for example with `> /dev/stderr`.
-        """
+        """Read a stream again after a process has truncated it; return a line that reports the lost output."""
         self._positions[key], self._given_back[key] = 0, 0
         return self._line(
             *key,
@@ -309,7 +265,7 @@ class LogJournal:
         )
 
     def _gap(self, key: StreamKey, upto: int) -> LogLine:
-        """Skip unread bytes of a rank's stdout or stderr up to `upto`; return a log line that reports the gap."""
+        """Skip unread bytes of a stream up to `upto`; return a log line that reports the gap."""
         lost, self._positions[key] = upto - self._positions[key], upto
         text = f"{lost} bytes of {key[1]} of rank {key[0]} were not kept: the node could not store them in time."
         return self._line(*key, text, upto, is_gap=True)
@@ -364,10 +320,7 @@ class LogJournal:
         return chunk
 
     def _give_back(self, key: StreamKey, path: Path) -> None:
-        """Free the disk space of the read part of a rank's stdout or stderr, except for the last `TAIL_BYTES`.
-
-        The rank continues to write at the end of the file.
-        """
+        """Free the disk space of the read part of a stream, except for the last `TAIL_BYTES`."""
         upto = (self._positions[key] - TAIL_BYTES) // 4096 * 4096
         if upto - self._given_back[key] < self.limits.freed_bytes:
             return
@@ -391,19 +344,14 @@ class LinePart(NamedTuple):
     is_piece: bool
     """Whether the line continues."""
     overwrites: bool
-    """Whether the line contained a carriage return, other than in a CRLF at its end."""
+    """Whether the line contained a carriage return other than in a CRLF at its end."""
 
 
 def split_lines(data: bytes, *, is_last: bool, max_line_bytes: int = LINE_BYTES) -> Iterator[LinePart]:
-    """Split bytes of a rank's stdout or stderr into lines. Pure.
+    """Split bytes of a stream into lines, from the end of the last line on. Pure.
 
-    Args:
-        data: bytes that begin where the last line ended.
-        is_last: True if the stream has ended. Remaining bytes without a line feed then also form a line.
-        max_line_bytes: length at which a line is split.
-
-    Yields:
-        The parts. The caller later reads the bytes of an incomplete line again.
+    With `is_last`, remaining bytes without a line feed also form a line. Otherwise the caller reads the bytes of an
+    incomplete line again later.
     """
     begin = 0
     while begin < len(data):
@@ -426,14 +374,10 @@ def split_lines(data: bytes, *, is_last: bool, max_line_bytes: int = LINE_BYTES)
 
 
 def newest_state(data: bytes) -> tuple[bytes, int]:
-    """Return the newest state of a line that a program still overwrites. Pure.
+    """Return the newest state of a line that a program still overwrites, and the number of overwritten bytes. Pure.
 
-    Args:
-        data: bytes of a rank's stdout or stderr from the beginning of a line, without a line feed.
-
-    Returns:
-        The state, empty if there is none. The number of bytes that later states have overwritten. The caller reads the
-        other bytes again, because a line feed may follow them.
+    `data` begins at the beginning of a line and has no line feed. The caller reads the other bytes again, because a
+    line feed may follow them.
     """
     cut = data.rfind(b"\r")
     if cut < 0 or (cut == len(data) - 1 and b"\r" not in data[:cut]):  # possibly the first half of a CRLF
@@ -443,32 +387,18 @@ def newest_state(data: bytes) -> tuple[bytes, int]:
 
 
 def _last_state(data: bytes, begin: int, end: int) -> tuple[int, int]:
-    """Return the begin and end of the text that is visible after `data[begin:end]`, a line without its line feed.
-
-    The time is linear for every content, because ranks choose it.
-    """
+    """Return the begin and end of the text that is visible after a line without its line feed."""
     if data.find(b"\r", begin, end) < 0:
         return begin, end
+    # The time is linear for every content, because ranks choose it.
     seen = data[begin:end].rstrip()  # blank states overwrite nothing
     return begin + seen.rfind(b"\r") + 1, begin + len(seen)
 
 
 def _write(path: Path, size: int, data: bytes) -> int:
-    """Write `data` after the first `size` bytes of a file; create the file if needed.
-
-    Args:
-        path: the file.
-        size: length of the file's valid content. Bytes after it come from a failed write; they are overwritten or cut
-            off.
-        data: bytes to append, all or nothing.
-
-    Returns:
-        The new length of the valid part.
-
-    Raises:
-        OSError: the disk refuses the write.
-    """
+    """Write `data`, all or nothing, after the first `size` bytes of a file. Return the new length."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb", buffering=0) as file:
+        # Bytes after `size` come from a failed write.
         file.truncate(size)
         file.seek(size)
         left = memoryview(data)

@@ -3,8 +3,7 @@
     <output key>gen=<g>/rank=<r>/<path>          path in the output folder of rank r
     <output key>gen=<g>/rank=<first>/<path>      path in the source tree of a node, whose first rank is `first`
 
-The uploads begin after the ranks have ended. Files that the ranks wrote into the source tree and that the job does not
-keep are reported.
+Files that the ranks wrote into the source tree and that the job does not keep are reported.
 
 Invariant: only the rank's own files inside these folders are uploaded, even if a folder contains links or if a process
 changes links during the upload. A failed upload never stops a job.
@@ -41,10 +40,7 @@ from worker.ranks.files import RankFiles, ended_source_of, logs_of, outputs_of, 
 log = logging.getLogger(__name__)
 
 STILL_SECONDS = 30.0
-"""Seconds without any finished upload after which the pending uploads count as stalled.
-
-`still_seconds` adds the time to transfer the largest pending file.
-"""
+"""Seconds without any finished upload after which the pending uploads count as stalled (`still_seconds`)."""
 SLOW_BYTES_PER_SECOND = 8 * 1024 * 1024
 MAX_ATTEMPTS = 3
 OUTPUT_RETRY_SECONDS = 1.0
@@ -54,10 +50,7 @@ MAX_FOLDER_DEPTH = 100
 MAX_UNSTORED = 20
 """Maximum number of unstored outputs in a node's report and in the agent's log."""
 MAX_ENTRIES = 10_000
-"""Maximum number of files and folders of an output folder that the agent looks at.
-
-The limit bounds the agent's work and the time for which a job that has ended keeps its nodes.
-"""
+"""Limit of entries of an output folder that the agent reads, because an ended job keeps its nodes meanwhile."""
 Unstored = tuple[OutputFailure, str]
 """An output that is not in S3, and a sentence about it for people."""
 _Files = list[tuple[str, Path]]
@@ -69,33 +62,15 @@ class FileStore(Protocol):
     """The method of an object store that this module uses."""
 
     def put_file(self, reference: ObjectReference, path: Path, size: int | None = None) -> object:
-        """Store the first bytes of a file.
-
-        Args:
-            reference: bucket and key; an existing object is replaced.
-            path: a regular file.
-            size: number of bytes; None for the whole file.
-
-        Returns:
-            A description of the stored object.
-
-        Raises:
-            StorageError: the subtype shows whether a retry can help.
-        """
+        """Store the first `size` bytes of a regular file, or all if None. Raises StorageError."""
 
 
 @dataclass(eq=False, repr=False)
 class RankOutputs:
     """Uploads this node's outputs, and deletes the files that ranks leave on the node. An agent has one object.
 
-    Args:
-        state: state directory of the agent; the ranks' files are below it.
-        objects: object store that receives the uploads.
-        archived: returns size and modification time of the files of a source archive on this node
-            (`SourceArchives.files`).
-        user: the Linux user or users of this node's ranks; None means the agent's own user.
-        monotonic: returns seconds of a monotonic clock.
-        retry_seconds: pause after the first failed upload of a file. Later pauses are multiples of it.
+    `archived` returns size and modification time of the files of a source archive on this node. `user` is None for the
+    agent's own user. `retry_seconds` is the first pause after a failed upload of a file.
     """
 
     state: InitVar[Path]
@@ -108,22 +83,13 @@ class RankOutputs:
 
     def __post_init__(self, state: Path) -> None:
         self.poll_seconds = OUTPUT_POLL_SECONDS
-        """Seconds between two checks of the progress of uploads."""
         self._moved_at = -math.inf
         self._under_way: dict[str, int] = {}
         """Size in bytes of each file that is being uploaded, by its key in the store."""
         self._state = state.absolute()
 
     async def upload_all(self, plan: GenerationPlan, here: PlanNode) -> tuple[Unstored, ...]:
-        """Upload all outputs of this node's ended ranks. A repeated call stores the same objects.
-
-        Args:
-            plan: the plan of the ended generation.
-            here: this node's entry in the plan.
-
-        Returns:
-            At most `MAX_UNSTORED` outputs that are not in S3; empty on success.
-        """
+        """Upload all outputs of ended ranks. Idempotent. Return at most `MAX_UNSTORED` that are not in S3."""
         missing: list[Unstored] = []
         failure = partial(OutputFailure, generation=plan.generation)
         user = user_of(plan.run, self._state, self.user)
@@ -148,10 +114,8 @@ class RankOutputs:
         return tuple(missing)
 
     def take_source(self, plan: GenerationPlan) -> None:
-        """Move the source tree in which ended ranks worked to where `upload_all` finds it. Idempotent.
-
-        The next generation's tree has the same path. The agent calls this in any thread, before it prepares that tree.
-        """
+        """Move the source tree of ended ranks to where `upload_all` finds it. Idempotent. Called in any thread."""
+        # The next generation's tree has the same path.
         try:
             source_of(self._state, plan.run).rename(ended_source_of(self._state, plan.run, plan.generation))
         except FileNotFoundError:  # The tree has been moved, or no rank was started.
@@ -177,10 +141,7 @@ class RankOutputs:
             yield here.ranks[0], folder, *self._written(plan, folder, taken)
 
     def _written(self, plan: GenerationPlan, folder: Path, taken: set[str]) -> tuple[_Files, _Refused]:
-        """Return the files that ranks wrote into the source tree: those that the job keeps, and the others.
-
-        Files in a new folder of which the job keeps none are reported as one entry.
-        """
+        """Return the files that ranks wrote into the source tree: those that the job keeps, and the others."""
         try:
             archived, is_archive_lost = self.archived(plan.script.source), False
         except (OSError, tarfile.TarError) as error:
@@ -202,6 +163,7 @@ class RankOutputs:
             each for each in refused if each[1] in (OutputCause.NOT_KEPT, OutputCause.TOO_MANY) or is_kept(each[0])
         ]
         own = {".", *shipped, *(parent.as_posix() for name, _ in kept for parent in PurePosixPath(name).parents)}
+        # Files in a new folder of which the job keeps none are reported as one entry.
         others: dict[str, None] = {}
         for name, _ in new:
             if not is_kept(name):
@@ -215,46 +177,28 @@ class RankOutputs:
         return [each for each in kept if each[0] not in taken], refused
 
     def is_moving(self, since: float) -> bool:
-        """Return whether the pending uploads of output files still make progress.
-
-        The caller waits for the uploads while the result is True.
-
-        Args:
-            since: monotonic time at which the caller began to wait.
-
-        Returns:
-            False if no upload has finished for longer than `still_seconds` allows for the largest pending upload.
-        """
+        """Return whether the pending uploads still make progress. `since` is the monotonic time of the wait's begin."""
         return self.monotonic() - max(since, self._moved_at) < still_seconds(max(self._under_way.values(), default=0))
 
     def forget(self, run: RunId) -> None:
-        """Delete the files with stdout and stderr, and all output files, of a run from this node.
-
-        Called in any thread, when no upload of the run is in progress.
-        """
+        """Delete all streams and output files of a run from this node, when none is uploaded. Called in any thread."""
         for folder in (logs_of(self._state, run), outputs_of(self._state, run)):
             remove_tree(folder, ignore_errors=True)
 
     def forget_streams(self, plan: GenerationPlan) -> None:
-        """Delete the files with the ranks' stdout and stderr of a generation from this node.
-
-        The agent calls this in any thread, after it has uploaded all lines of the generation.
-        """
+        """Delete a generation's streams from this node, after all lines are uploaded. Called in any thread."""
         remove_tree(logs_of(self._state, plan.run) / f"gen={plan.generation}", ignore_errors=True)
 
     async def _send(
         self, folder: Path, path: Path, reference: ObjectReference, uid: int
     ) -> tuple[OutputCause, Exception] | None:
-        """Upload one file. Return the cause and the error if it is not in S3, or None.
-
-        The upload reads from a checked file descriptor, because a process may replace the file under its name.
-        """
         try:
             file = _open_output(folder.resolve(), path, uid)
         except OSError as error:
             return OutputCause.UNREADABLE, error
         try:
             self._under_way[reference.key] = os.fstat(file).st_size
+            # Read from the checked descriptor, because a process may replace the file under its name.
             return await self._put(Path(f"/proc/self/fd/{file}"), reference)
         finally:
             self._under_way.pop(reference.key, None)
@@ -306,10 +250,10 @@ def _is_new(path: Path, archived: tuple[int, int] | None) -> bool:
 
 
 def _collect(folder: Path, enters: Callable[[str], bool] = lambda _folder: True) -> tuple[_Files, _Refused]:
-    """Return the files below a folder with their relative paths, and the entries that cannot be uploaded.
+    """Return the files below a folder with their relative paths, and the entries that cannot be uploaded, with reasons.
 
-    A link to a file within the folder counts as this file. The last item of a refused entry states the reason. The
-    function looks at no more than `MAX_ENTRIES`. A folder for whose path `enters` returns False is refused as a whole.
+    A link to a file within the folder counts as this file. A folder for whose path `enters` returns False is refused as
+    a whole.
     """
     root, left = folder.resolve(), MAX_ENTRIES
     files: _Files = []
@@ -349,11 +293,9 @@ def _collect(folder: Path, enters: Callable[[str], bool] = lambda _folder: True)
 
 
 def _file_at(path: Path, root: Path) -> Path | tuple[OutputCause, str]:
-    """Return the file at a path without links, or why it cannot be uploaded.
-
-    The kernel follows the links, because `os.path.realpath` recurses for each link of a chain.
-    """
+    """Return the file at a path without links, or why it cannot be uploaded."""
     try:
+        # The kernel follows the links, because `os.path.realpath` recurses for each link of a chain.
         file = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             target, mode = Path(os.readlink(f"/proc/self/fd/{file}")), os.fstat(file).st_mode
@@ -373,21 +315,10 @@ def _file_at(path: Path, root: Path) -> Path | tuple[OutputCause, str]:
 
 
 def _open_output(root: Path, path: Path, uid: int) -> int:
-    """Open a file inside a rank's output folder. Refuse files outside it and files of another user.
-
-    Args:
-        root: the folder, without links in its path.
-        path: a result of `_collect`.
-        uid: the required owner. A hard link to another user's file is refused.
-
-    Returns:
-        A file descriptor, which the caller closes.
-
-    Raises:
-        OSError: the file cannot be opened or is refused.
-    """
+    """Open a file inside a rank's output folder. Refuse files outside it and files of another user."""
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     status = os.fstat(file)
+    # A hard link to another user's file is refused.
     if not (
         stat.S_ISREG(status.st_mode)
         and status.st_uid == uid

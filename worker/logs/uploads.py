@@ -30,9 +30,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 READ_SECONDS = 0.1
-"""Seconds between two checks for new output of ranks."""
 LIVE_LINES = 500
-"""Maximum number of log lines in one message to the control plane."""
+"""Limit of log lines in one message to the control plane."""
 LIVE_CHARACTERS = 1024 * 1024
 """Number of characters at which a message with log lines to the control plane is complete."""
 
@@ -45,12 +44,9 @@ class ShipperOptions:
     tail_bytes: int = TAIL_BYTES
     """Maximum bytes of the newest lines that other nodes store, per rank of this node."""
     recent_characters: int = 256 * 1024
-    """Number of characters of the newest lines that this node sends to new followers of the log.
-
-    Followers read older lines from the object store.
-    """
+    """Characters of the newest lines that new followers receive. They read older lines from the object store."""
     retry_seconds: float = OUTPUT_RETRY_SECONDS
-    """Seconds to wait after the first failed upload at the end of a generation. Later waits are multiples of it."""
+    """Pause after the first failed upload at the end of a generation. Later pauses are multiples of it."""
 
 
 OPTIONS: Final = ShipperOptions()
@@ -59,19 +55,8 @@ OPTIONS: Final = ShipperOptions()
 class LogShipper:
     """Reads one generation's log lines on this node, uploads them, and sends them to users who follow the log.
 
-    Lines enter the journal every `READ_SECONDS` and are uploaded every second. The agent owns the shipper from the
-    start of the ranks until all lines are uploaded or the agent ends.
-
-    Args:
-        state: state directory of the agent; the journal is below it.
-        objects: object store that receives the uploads.
-        plan: the plan of the generation.
-        here: this node's entry in the plan.
-        now: returns Unix time in seconds.
-        live: called with new lines and the number of the first line, to send them to the users who follow the log; must
-            not block.
-        on_trouble: called on the loop each time this node cannot write lines to its disk; None for no callback.
-        options: sizes of the journal and of buffers, and the pause after a failed upload.
+    `live` sends new lines to followers and must not block. `on_trouble` is called on the loop each time a write of
+    lines to the disk fails. `now` is Unix time in seconds.
     """
 
     def __init__(
@@ -125,17 +110,7 @@ class LogShipper:
             self._live(lines)
 
     async def printed(self, number: int) -> Tail:
-        """Read all lines that the ranks have printed before this call, and return the newest lines of this node.
-
-        A sender of replicas sends these lines to the holder before the message `EndShard` of a transfer.
-
-        Args:
-            number: number of the first line that the caller needs.
-
-        Returns:
-            Lines from `number` on; if they exceed `tail_bytes` per rank, only the newest. Lines that this node could
-            not write to its disk are missing.
-        """
+        """Read all printed lines, and return those from `number` on for a holder, at most `tail_bytes` per rank."""
         # A cancelled call must not lose lines, because followers of the log must receive them.
         await finish(self._read_up())
         return self._tail.since(number).newest(self._tail_bytes)
@@ -146,11 +121,7 @@ class LogShipper:
         await end(*tasks)
 
     async def finish(self) -> tuple[str, ...]:
-        """Upload all remaining lines, after all ranks have exited. A repeated call retries failed uploads.
-
-        Returns:
-            Sentences about lines that are not in the store; empty on success.
-        """
+        """Upload all remaining lines, after all ranks have exited. Return sentences about lines that failed."""
         await self.close()
         await self._try(self._drain)  # The calls below retry a failed upload and report its error.
         failures = [await self._try(partial(self._read, is_last=True)), await self._try(self._ship)]
@@ -159,7 +130,7 @@ class LogShipper:
         )
 
     async def _drain(self) -> None:
-        """Read and upload the ranks' remaining output piece by piece, because the journal on disk has limited room."""
+        """Read and upload the remaining output piece by piece, because the journal on disk has limited room."""
         # The number of repetitions is limited, because a process that escaped from its rank may print for ever.
         for _ in range(self._options.journal.behind_bytes // self._options.journal.read_bytes):
             if not await self._read():
@@ -230,7 +201,7 @@ class LogShipper:
         return first, lines
 
     async def _read_up(self) -> None:
-        """Read into the journal everything that the ranks have printed, unless a write to the disk fails."""
+        """Read everything that the ranks have printed, unless a write to the disk fails."""
         try:
             if self._journal is None:
                 await self._read()
@@ -265,14 +236,7 @@ class LogShipper:
 
 
 def batches(lines: Sequence[LogLine]) -> Iterator[tuple[LogLine, ...]]:
-    """Split log lines into batches, each for one message to the control plane, in order. Pure.
-
-    Args:
-        lines: log lines of this node, in ascending order.
-
-    Yields:
-        Batches of at most `LIVE_LINES` lines, with at most `LIVE_CHARACTERS` characters plus one line.
-    """
+    """Split log lines into batches, each for one message to the control plane, in order. Pure."""
     some: list[LogLine] = []
     characters = 0
     for line in lines:
@@ -286,10 +250,8 @@ def batches(lines: Sequence[LogLine]) -> Iterator[tuple[LogLine, ...]]:
 
 
 async def _to_end(function: Callable[..., T], *arguments: object) -> T:
-    """Call a function in a thread and wait for its end, even if the caller is cancelled.
-
-    Otherwise, a thread of a cancelled call could upload an older content of a file after a newer upload.
-    """
+    """Call a function in a thread and wait for its end, even if the caller is cancelled."""
+    # Otherwise, a cancelled call's thread could upload an older content of a file after a newer upload.
     found: list[T] = []
 
     async def work() -> None:

@@ -9,7 +9,7 @@
     gpu-matmul-0 …   on nodes with GPUs: `everstep.training.gpu_matmul`
 
 The child prints its results as JSON. In a local cluster, the file that EVERSTEP_BURN_IN_STUB names contains the names
-of tests that the child spoils: it changes the product, and divides the rate by `SLOWED_BY`.
+of tests that the child spoils.
 
 Invariant: a test that cannot run to its end is UNKNOWN. Only a wrong result of the node's own hardware is FAILED.
 """
@@ -67,7 +67,7 @@ END_SECONDS: Final = 2.0
 MAX_TEXT_CHARACTERS: Final = 500
 _PR_SET_PDEATHSIG = 1
 _GPU_CHECKS: Final = frozenset({"gpu count", "fabric manager"})
-"""Checks of `everstep doctor --node` that concern hardware. The other checks concern the software of the image."""
+"""Checks of `everstep doctor --node` that concern hardware, and not the software of the image."""
 
 
 class _DcgmResult(msgspec.Struct):
@@ -110,14 +110,9 @@ def run(
     spoiled: frozenset[str] = frozenset(),
     dcgm_seconds: Mapping[int, float] = DCGM_SECONDS,
 ) -> Iterator[BurnInTest]:
-    """Yield the results of all tests of this node.
+    """Yield the results of all tests of this node, at level 1 (seconds) to 3 (half an hour).
 
-    Args:
-        level: from 1 (DCGM's tests take seconds) to 3 (half an hour).
-        folder: a folder on the disk to test.
-        gpus: source of GPU readings. Simulated GPUs are not tested.
-        spoiled: names of the tests to spoil, in a local cluster.
-        dcgm_seconds: time limit of DCGM by level.
+    Simulated GPUs are not tested. `spoiled` names the tests to spoil in a local cluster.
     """
     tests: list[tuple[str, Callable[[], list[BurnInTest]]]] = [
         ("matmul", lambda: [matmul(error=int("matmul" in spoiled))]),
@@ -150,10 +145,7 @@ def _result(name: str, text: str = "", *, rate: float | None = None, is_unknown:
 
 
 def matmul(size: int = MATMUL_SIZE, digest: str = MATMUL_DIGEST, *, error: int = 0) -> BurnInTest:
-    """Multiply two matrices of small integers, whose product every processor computes exactly.
-
-    `error` is added to one element.
-    """
+    """Multiply two matrices of small integers exactly, and add `error` to one element of the product."""
     left = [[float((i * 31 + j * 17 + i * j % 101) % 17 - 8) for j in range(size)] for i in range(size)]
     columns = list(zip(*left, strict=True))
     begun = time.perf_counter()
@@ -187,11 +179,7 @@ def disk(folder: Path) -> list[BurnInTest]:
 
 
 def loopback() -> None:
-    """Send bytes through a TCP connection of this node to itself.
-
-    Raises:
-        ConnectionResetError: the connection ended before the last byte.
-    """
+    """Send bytes through TCP to this node itself. Raises ConnectionResetError if the connection ends early."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(LOOPBACK_SECONDS)
         with socket.create_connection(server.getsockname(), LOOPBACK_SECONDS) as sender, server.accept()[0] as receiver:
@@ -216,7 +204,6 @@ def _send(sender: socket.socket) -> None:
 
 
 def _best(measured: Callable[[], None]) -> float:
-    """Return the shortest duration of several calls, in seconds."""
     durations: list[float] = []
     while len(durations) < ROUNDS and sum(durations) < ROUNDS_SECONDS:
         begun = time.perf_counter()
@@ -235,7 +222,7 @@ def gpu_facts(gpus: GpuReader) -> list[BurnInTest]:
 
 
 def dcgm(level: int, limit_seconds: float) -> BurnInTest:
-    """Run DCGM's diagnostics."""
+    """Run DCGM's diagnostics, and return their result."""
     program = shutil.which("dcgmi")
     if program is None:
         return _result("dcgm", "dcgmi is not installed", is_unknown=True)
@@ -243,19 +230,13 @@ def dcgm(level: int, limit_seconds: float) -> BurnInTest:
 
 
 def dcgm_result(output: bytes) -> BurnInTest:
-    """Return the result of DCGM's diagnostics from their JSON.
-
-    The category Deployment checks the software of the image. Another instance of the image would fail as well, so these
-    failures do not count against the node.
-
-    Raises:
-        msgspec.MsgspecError: the output is not the JSON of DCGM.
-    """
+    """Return the result of DCGM's diagnostics from their JSON. Raises msgspec.MsgspecError for other output."""
     sections = _DCGM.decode(output)
     section = next((sections[key] for key in _DCGM_KEYS if key in sections), msgspec.Raw(b"{}"))
     failures: list[str] = []
     statuses: set[str] = set()
     for category in _DCGM_RUN.decode(section).test_categories:
+        # The category Deployment checks the software of the image, so another instance would fail as well.
         is_of_image = category.category == "Deployment"
         for test in category.tests:
             for each in test.results:
@@ -278,12 +259,7 @@ def gpu_matmuls() -> list[BurnInTest]:
 
 
 def output_of(command: list[str], seconds: float) -> bytes:
-    """Return the stdout of a program, which ends with this process.
-
-    Raises:
-        OSError: the program cannot start.
-        subprocess.TimeoutExpired: the program did not end in time.
-    """
+    """Return the stdout of a program. Raises OSError if it cannot start, subprocess.TimeoutExpired if it is slow."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, preexec_fn=_bound

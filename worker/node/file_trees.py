@@ -1,9 +1,7 @@
 """Walks and removes file trees that a job's programs have filled.
 
 Such a tree may be nested deeper than Python recurses, its paths may be longer than the kernel accepts, and a process
-may change it meanwhile.
-
-Invariant: no link is followed. The functions hold at most three file descriptors, whatever the depth of a tree.
+may change it meanwhile. Invariant: no link is followed, and at most three file descriptors are open.
 """
 
 from __future__ import annotations
@@ -22,20 +20,12 @@ _FOLDER: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def folders_of(
     folder: Path, *, is_forced: bool = False, leave: Callable[[str, int], None] | None = None
 ) -> Iterator[tuple[int, list[str], list[str]]]:
-    """Yield a folder and all folders below it, parents first.
+    """Yield a folder and all folders below it, parents first: a descriptor, the folders in it, its other entries.
 
-    A folder that vanishes or that cannot be opened is skipped.
-
-    Args:
-        folder: the top folder; nothing is yielded if it is a link.
-        is_forced: True to give this process's user all rights to each folder before the folder is opened.
-        leave: called with the name of each folder and a descriptor of the folder's parent, after all folders below it.
-
-    Yields:
-        A descriptor, valid until the next iteration; the names of the folders in it; the names of its other entries.
-
-    Raises:
-        OSError: a process moves a folder away during the walk.
+    The descriptor is valid until the next iteration. Links, vanished folders and folders that cannot be opened are
+    skipped. `is_forced` gives this process's user all rights to each folder first. `leave` is called with the name of
+    each folder and a descriptor of its parent, after all folders below it. Raises OSError if a process moves a folder
+    away.
     """
     above: list[tuple[str, tuple[int, int], list[str]]] = []
     pending = [folder.name]
@@ -68,16 +58,9 @@ def folders_of(
 
 
 def remove_tree(path: Path, *, ignore_errors: bool = False) -> None:
-    """Remove a file, or a folder with all its content, even if folders in it are read-only.
+    """Remove a file, a link, or a folder with all its content, even if folders in it are read-only.
 
-    A path that does not exist, and entries that vanish meanwhile, are no errors.
-
-    Args:
-        path: what to remove. A link is removed itself.
-        ignore_errors: True to return although some entries remain.
-
-    Raises:
-        OSError: the first error. The function removes all other entries before it raises.
+    Missing entries are no errors. Raises OSError, the first error, after all other entries are removed.
     """
     errors: list[OSError] = []
 
@@ -123,7 +106,7 @@ def _open(name: str, at: int, *, is_forced: bool) -> tuple[int, tuple[list[str],
 
 
 def _permit(name: str, at: int) -> None:
-    """Give this process's user all rights to a folder, without a right to read it. Errors appear at its opening."""
+    """Give this process's user all rights to a folder. Errors appear at its opening."""
     with contextlib.suppress(OSError):
         folder = os.open(name, os.O_PATH | _FOLDER, dir_fd=at)
         try:

@@ -1,10 +1,7 @@
-"""Detects full disks from failed writes, because checks of free space miss some causes.
+"""Detects full disks from failed writes, because checks of free space miss quotas, inodes and other file systems.
 
-    health watch         checks the free space of the state directory once per second
-    failed writes        also show other limits: quotas, inodes, other file systems, too large files
-
-Invariant: `FullDisks.faults` reports a folder as full until `QUIET_SECONDS` after the newest failed write in it. The
-message of this fault does not change during this time.
+Invariant: `FullDisks.faults` reports a folder as full, with the same message, until `QUIET_SECONDS` after the newest
+failed write in it.
 """
 
 from __future__ import annotations
@@ -31,16 +28,11 @@ _NAMED = re.compile(r"\[Errno (?:28|122)\] [^:\n]+: '(?P<path>/[^'\n]+)'")
 class _Place:
     fault: NodeFault
     failed_at: float
-    """Monotonic time in seconds of the newest failed write to this folder."""
+    """Monotonic seconds of the newest failed write to this folder."""
 
 
 class FullDisks:
-    """Collects the folders on this node where writes failed for lack of space. All calls run on the agent's event loop.
-
-    Args:
-        state: the agent's state directory, used for errors that name no file.
-        monotonic: returns seconds of a monotonic clock.
-    """
+    """Collects the folders on this node where writes failed for lack of space. All calls run on the event loop."""
 
     def __init__(self, state: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._state = state
@@ -48,15 +40,7 @@ class FullDisks:
         self._places: dict[str, _Place] = {}
 
     def note(self, error: BaseException, fallback: Path | None = None) -> NodeFault | None:
-        """Record an error of a write if the write failed for lack of space.
-
-        Args:
-            error: the error of the write, or an error caused by it.
-            fallback: folder to name if the error names no file; None means the state directory.
-
-        Returns:
-            The fault. None if the error has another cause than lack of space.
-        """
+        """Record a failed write, in `fallback` if `error` names no file. None if it does not show lack of space."""
         found = full_disk_of(error)
         if found is None:
             return None
@@ -64,14 +48,7 @@ class FullDisks:
         return self._note(named or fallback or self._state, found.strerror or str(found))
 
     def note_words(self, words: str) -> NodeFault | None:
-        """Record a failed write of another process, such as a rank or pip, if its output reports a full disk.
-
-        Args:
-            words: the last lines of the process's output.
-
-        Returns:
-            The fault, or None if the output names no full disk.
-        """
+        """Record a failed write of another process if the last lines of its output report a full disk."""
         match = _WORDS.search(words)
         if match is None:
             return None
@@ -82,15 +59,7 @@ class FullDisks:
         return self._note(Path(named["path"]).parent, match[0], is_ours=False)
 
     def faults(self, others: Sequence[NodeFault] = ()) -> tuple[NodeFault, ...]:
-        """Return a fault for each folder in which a write has recently failed for lack of space.
-
-        Args:
-            others: faults from the health watch. If they report a full disk, the result omits the paths below that
-                disk.
-
-        Returns:
-            Faults sorted by path.
-        """
+        """Return a fault, sorted by path, for each folder that lacked space recently and that `others` do not cover."""
         now = self.monotonic()
         self._places = {name: place for name, place in self._places.items() if now - place.failed_at < QUIET_SECONDS}
         reported = [Path(fault.device) for fault in others if fault.code == FaultCode.DISK_FULL]

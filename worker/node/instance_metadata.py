@@ -1,14 +1,11 @@
 """Reads AWS's notices for this EC2 instance from its metadata service (IMDSv2).
 
-The service announces spot interruptions, rebalance recommendations, maintenance, and termination by the Auto Scaling
-group. Requests to the service need no permission. Without the service, the node has no notices. While the service does
-not answer, the node keeps reporting the last notices.
+Without the service, the node has no notices. While the service does not answer, the node keeps the last notices.
 
-Invariant: the module sends only GET requests with a session token, and the PUT request for the token. Requests are
-limited in time and size. They are sent to the configured address, or to EC2's own address on an EC2 instance. Source:
-Amazon EC2 User Guide, `Use the Instance Metadata Service`, `Spot Instance interruption notices`, `rebalance
-recommendations`, `scheduled events`; Amazon EC2 Auto Scaling User Guide, `Retrieve the target lifecycle state through
-instance metadata`.
+Invariant: only GET requests and the PUT request for the token are sent, limited in time and size, to the configured
+address, or to EC2's own address on an EC2 instance. Source: Amazon EC2 User Guide, `Use the Instance Metadata Service`,
+`Spot Instance interruption notices`, `rebalance recommendations`, `scheduled events`; Amazon EC2 Auto Scaling User
+Guide, `Retrieve the target lifecycle state through instance metadata`.
 """
 
 from __future__ import annotations
@@ -32,26 +29,16 @@ from everstep.protocol.limits import cut
 log = logging.getLogger(__name__)
 
 NOTICE_POLL_SECONDS = 5.0
-"""Seconds between two polls, as AWS recommends for spot interruptions."""
+"""Pause between two polls, as AWS recommends for spot interruptions."""
 TIMEOUT_SECONDS = 1.0
 TOKEN_SECONDS = 21_600
-"""Lifetime of a session token in seconds: the maximum that AWS permits."""
+"""Lifetime of a session token: the maximum that AWS permits."""
 MAX_ANSWER_BYTES = 64 * 1024
 EC2_ENDPOINT = "http://169.254.169.254"
 
 
 def endpoint_of(environment: Mapping[str, str], dmi: Path = DMI) -> str | None:
-    """Return the URL of this node's metadata service, or None without such a service.
-
-    Args:
-        environment: the agent's environment. `AWS_EC2_METADATA_SERVICE_ENDPOINT` and `AWS_EC2_METADATA_DISABLED` have
-            the same meaning as in the AWS SDKs.
-        dmi: folder with the firmware's identification of the machine.
-
-    Returns:
-        The configured endpoint, or EC2's own endpoint on an EC2 instance. On other machines the result is None, because
-            any host could answer at a link-local address.
-    """
+    """Return the URL of this node's metadata service: as AWS SDKs' variables name it, or EC2's own on an instance."""
     if environment.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return None
     named = environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")
@@ -60,6 +47,7 @@ def endpoint_of(environment: Mapping[str, str], dmi: Path = DMI) -> str | None:
     if named:
         log.warning("AWS_EC2_METADATA_SERVICE_ENDPOINT %r is not an http URL; no notices are read", named)
         return None
+    # On other machines, any host could answer at a link-local address.
     return EC2_ENDPOINT if is_ec2_instance(dmi) else None
 
 
@@ -74,13 +62,7 @@ class InstanceIdentity:
 
 
 class InstanceMetadata:
-    """Polls the metadata service for AWS's notices. The agent owns the object and reports `notices`.
-
-    Args:
-        endpoint: `http://host[:port]`.
-        on_change: called on the event loop when the notices have changed.
-        timeout_seconds: maximum seconds for which a request waits.
-    """
+    """Polls the metadata service at `http://host[:port]` for notices. `on_change` is called on the event loop."""
 
     def __init__(
         self, endpoint: str, on_change: Callable[[], None], *, timeout_seconds: float = TIMEOUT_SECONDS
@@ -99,14 +81,7 @@ class InstanceMetadata:
         return tuple(notice for path in _READERS for notice in self._notices_by_path.get(path, ()))
 
     def identity(self) -> InstanceIdentity:
-        """Read the identity of this instance. The call blocks; an agent calls it once, when it starts.
-
-        Returns:
-            Instance id, private address and region.
-
-        Raises:
-            OSError: the metadata service does not answer, or does not have one of the values.
-        """
+        """Read the identity of this instance. Blocks. Raises OSError if the service does not return all values."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_seconds)
         found: list[str] = []
         try:
@@ -148,11 +123,7 @@ class InstanceMetadata:
             self._on_change()
 
     def _ask(self, notices_by_path: dict[str, tuple[NodeNotice, ...]]) -> dict[str, tuple[NodeNotice, ...]]:
-        """Request all kinds of notices, update `notices_by_path` with them, and return `notices_by_path`.
-
-        The keys of `notices_by_path` are URL paths, one per kind of notice. If the request of a path fails, its notices
-        do not change. Runs in a thread, one call at a time.
-        """
+        """Update and return the notices by URL path, one path per kind of notice. Runs in a thread."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_seconds)
         try:
             for path, read in _READERS.items():

@@ -1,12 +1,9 @@
 """A routing rule that blocks the ranks' users from the instance's metadata, which contains the role's credentials.
 
-The rule prohibits packets of these uids to the metadata addresses (IPv4 and IPv6). It needs no firewall.
-
     ip rule add pref 1 uidrange <first uid>-<last uid> to 169.254.169.254 prohibit
 
-The agent also verifies the effect of the rule: as one of these users, it connects a socket without sending data. The
-rule remains when the agent ends, because ranks outlive the agent. The rule is marked as a kernel rule, because
-systemd-networkd removes other programs' rules.
+The rule needs no firewall, and remains when the agent ends, because ranks outlive the agent. The agent also verifies
+the effect: as one of these users, it connects a socket without sending data.
 
 Invariant: the agent reports the metadata as unreachable only after it has verified the effect. Source: ip-rule(8);
 Amazon EC2 User Guide, `Limit access to the Instance Metadata Service`; systemd.network(5),
@@ -28,7 +25,7 @@ log = logging.getLogger(__name__)
 
 ADDRESSES: Final = {"-4": "169.254.169.254", "-6": "fd00:ec2::254"}
 AGAIN_SECONDS: Final = 30.0
-"""Seconds between two checks of the rule, which a restart of the network may remove."""
+"""Pause between two checks of the rule, which a restart of the network may remove."""
 _COMMAND_SECONDS: Final = 10.0
 _TRY = """
 import errno, socket, sys
@@ -43,8 +40,7 @@ for address in sys.argv[1:]:
 """
 """Python program that runs as the ranks' user, and prints each metadata address that this user can reach.
 
-An address counts as unreachable only if the kernel refuses the connection. A missing route is not enough, because the
-route may appear later. On a machine without IPv6, the IPv6 address counts as unreachable.
+A missing route is not enough, because the route may appear later. Without IPv6, its address counts as unreachable.
 """
 
 
@@ -54,19 +50,11 @@ def is_covered(endpoint: str | None) -> bool:
 
 
 def keep_away(user: RankUser) -> str:
-    """Add the rule that blocks ranks from the instance's metadata if it is missing, and verify its effect.
-
-    The call blocks for about 0.1 s.
-
-    Args:
-        user: the Linux user or users that this node's ranks run as.
-
-    Returns:
-        The reason why these users can still reach the metadata; empty if they cannot reach it.
-    """
+    """Add the rule if it is missing, and return why the users still reach the metadata, or an empty string."""
     errors = []
     uids = f"{user.uid}-{user.uid + user.uid_count - 1}"
     for family, address in ADDRESSES.items():
+        # systemd-networkd removes other programs' rules, but not kernel rules.
         words = [
             "ip",
             family,
@@ -101,15 +89,10 @@ def keep_away(user: RankUser) -> str:
 async def keep_on(
     user: RankUser, reported: str, on_change: Callable[[str], None], seconds: float = AGAIN_SECONDS
 ) -> None:
-    """Block the ranks from the instance metadata again whenever the routing rule is missing, until cancelled.
+    """Add the routing rule again whenever it is missing, until cancelled.
 
-    The agent runs this as a background task.
-
-    Args:
-        user: the Linux user that ranks run as, or a range of such users.
-        reported: the sentence about reachable metadata that the agent reports now; empty if it reports none.
-        on_change: receives each new sentence; an empty one means that the ranks cannot reach the metadata.
-        seconds: seconds between two checks.
+    `reported` is the sentence that the agent reports now. `on_change` receives each new sentence; an empty one means
+    that the ranks cannot reach the metadata.
     """
     while True:
         await asyncio.sleep(seconds)
@@ -121,12 +104,5 @@ async def keep_on(
 
 
 def exposure_of(reason: str) -> str:
-    """Return the sentence with which the agent reports that ranks can reach the instance's metadata. Pure.
-
-    Args:
-        reason: the reason why ranks can still reach the metadata (`keep_away`); empty if they cannot.
-
-    Returns:
-        The sentence; empty if the ranks cannot reach the metadata.
-    """
+    """Return the sentence with which the agent reports a result of `keep_away`; empty for an empty reason. Pure."""
     return f"ranks can reach this instance's metadata, and with it the keys of its role: {reason}" if reason else ""

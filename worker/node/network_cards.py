@@ -1,8 +1,4 @@
-"""Finds all network cards of this node in the agent's network.
-
-The streams that send shards use all of these cards in parallel. The agent binds each connection to its card, not only
-to the card's address. Otherwise, the first of several cards in one network sends all packets, and EC2 drops packets
-whose source address belongs to another card.
+"""Finds all network cards of this node in the agent's network, over which shards are sent in parallel.
 
 Invariant: an agent on a loopback address uses no other card, so that a local cluster never connects over real cards.
 """
@@ -28,21 +24,15 @@ class NetworkCard(NamedTuple):
 
     address: str
     name: str = ""
-    """The kernel's name of the card.
-
-    Empty if the node has only one card or the kernel's routes select the card.
-    """
+    """The kernel's name of the card. Empty if the kernel's routes select the card."""
 
     def bind(self, line: socket.socket, port: int = 0) -> None:
-        """Bind a socket, and the connections that it accepts, to this card.
+        """Bind a socket, and the connections that it accepts, to this card. With port 0, the kernel chooses.
 
-        Args:
-            line: a socket that is neither bound nor connected.
-            port: the local port; 0 lets the kernel choose.
-
-        Raises:
-            OSError: the address is not this node's, the port is in use, or the card no longer exists.
+        Raises OSError if the address is not this node's, the port is in use, or the card no longer exists.
         """
+        # Bind to the card, not only to its address: otherwise, the first of several cards in one network sends all
+        # packets, and EC2 drops packets whose source address belongs to another card.
         if self.name:
             # Linux before 5.7 permits SO_BINDTODEVICE only to root. The kernel's routes may still select this card.
             with contextlib.suppress(PermissionError):
@@ -51,15 +41,9 @@ class NetworkCard(NamedTuple):
 
 
 def network_cards(address: str, class_net: Path = CLASS_NET) -> tuple[NetworkCard, ...]:
-    """Return the card of `address`, and all other active cards with an IPv4 address in the same network.
+    """Return the card of `address`, then all other active cards with an IPv4 address in the same network, by name.
 
-    Args:
-        address: IPv4 address with which the agent is reachable for its peers.
-        class_net: folder in which the kernel lists the cards.
-
-    Returns:
-        The card with the agent's address first, then the other cards by name.
-            With a single card, on loopback, or if the kernel lists no cards: the agent's address alone, without a name.
+    With a single card, on loopback, or if the kernel lists no cards: the address alone, without a name.
     """
     alone = (NetworkCard(address),)
     if ipaddress.ip_address(address).is_loopback or not class_net.is_dir():
@@ -78,11 +62,7 @@ def network_cards(address: str, class_net: Path = CLASS_NET) -> tuple[NetworkCar
 
 
 def card_of(address: str) -> str:
-    """Return the name of the network card (real or virtual) that has this IPv4 address.
-
-    For a loopback address without a card of its own, return the loopback card. Return an empty string if no card has
-    the address.
-    """
+    """Return the name of the card with this IPv4 address, the loopback card for loopback, or an empty string."""
     for _, name in socket.if_nameindex():
         if (found := _interface(name)) is not None and str(found.ip) == address:
             return name

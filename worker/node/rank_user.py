@@ -1,9 +1,7 @@
 """Manages the ranks' own Linux users, used if the agent is root: their access to folders, and the change of user.
 
-By default, each job on a node has its own user. `user_of` assigns the uids of a range to the node's jobs in turn. The
-position in the range is the job's *turn*. All users share one group. A node deletes the slots and pages of a job
-before it starts ranks of the next. No process of a job can read the environment, memory or files of another job.
-`end_processes` kills all remaining processes of a job's user.
+By default, each job on a node has its own user: `user_of` assigns the uids of a range to the node's jobs in turn. All
+users share one group. No process of a job can read the environment, memory or files of another job.
 
     <state>/rank_users       the turn of each job, newest last
     <state>, <slots>         root:ranks 0710; ranks pass through but cannot list; the agent's own files are 0600 or 0700
@@ -49,7 +47,7 @@ NUMBER: Final = 61_100
 Source: systemd, UIDS-GIDS: numbers from 60,578 to 61,183 are assigned neither to human users nor dynamically.
 """
 UID_COUNT: Final = 63
-"""Number of uids for jobs, from `NUMBER` + 1 on. Each job on a node receives one of them, in turn."""
+"""Number of uids for jobs, from `NUMBER` + 1 on."""
 KEPT_TURNS: Final = 8
 """Number of jobs whose assigned uid is stored. No files of older jobs remain."""
 IN_MEMORY: Final = (Path("/dev/shm"), Path("/dev/mqueue"))
@@ -80,14 +78,14 @@ for uid in range(first, first + count):
 """
 """Python program that kills all processes of the given users.
 
-For each user, the program (as root) sets its effective uid to the user's uid, so that it can signal only the user's
-processes. Its real and saved uids stay different, so the user's processes cannot signal the program. Source: kill(2).
+With a user's effective uid, the program can signal only this user's processes. Its real and saved uids stay different,
+so the user's processes cannot signal the program. Source: kill(2).
 """
 TURNS: Final = "rank_users"
 _KILLED_CHECK_SECONDS = 0.02
 _taking_turns = threading.Lock()
 _killed = threading.Event()
-"""Event that is never set: a thread waits on it to pause between two checks for killed processes."""
+"""Never set: a thread waits on it to pause between two checks for killed processes."""
 _turns = msgspec.json.Decoder(list[tuple[str, int]])
 
 
@@ -101,7 +99,7 @@ class RankUser:
     """Ids of supplementary groups, for example of a group with access to devices."""
     name: str = NAME
     uid_count: int = 1
-    """Number of consecutive uids from `uid` on, of which each job receives one; with 1, all jobs share this user."""
+    """Number of consecutive uids from `uid` on; with 1, all jobs share this user."""
     max_tasks: int = MAX_TASKS
     """Maximum number of processes and threads of each uid, which the kernel enforces."""
 
@@ -110,10 +108,7 @@ class RankUser:
         return self.uid <= uid < self.uid + self.uid_count
 
     def at_turn(self, turn: int) -> RankUser:
-        """Return the Linux user for the job with the number `turn` on this node, counted from 0.
-
-        Each job gets the next uid of the range. After the last uid, the first follows again.
-        """
+        """Return the user for the job with the number `turn` on this node, from 0. Turns repeat after the last uid."""
         return replace(self, uid=self.uid + turn % self.uid_count, uid_count=1)
 
     def identity(self, home: Path) -> dict[str, str]:
@@ -127,19 +122,10 @@ class RankUser:
 
 
 def choose(setting: str | None, own_uid: int) -> RankUser | None:
-    """Choose the user of a node's ranks.
+    """Choose the user of a node's ranks: a name, `uid` or `uid:gid`. With None, each job has its own uid.
 
-    Args:
-        setting: a name, `uid` or `uid:gid` of one user for all jobs. With None, each job has its own uid, with the
-            groups of the user `everstep-ranks` if this user exists.
-        own_uid: uid of the agent; only root can choose another user for ranks.
-
-    Returns:
-        The user or users. None if ranks run as the agent's user, because of the setting or because the agent is not
-        root.
-
-    Raises:
-        UserRefused: the user does not exist, the agent may not become it, or it has root's rights.
+    Return None if ranks run as the agent's user, because of the setting or because the agent is not root. Raises
+    UserRefused if the user does not exist, the agent may not become it, or it has root's rights.
     """
     if setting is not None and setting in (str(own_uid), user_name_of(own_uid)):
         return None
@@ -156,21 +142,10 @@ def choose(setting: str | None, own_uid: int) -> RankUser | None:
 
 
 def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
-    """Return the user of a run's ranks on this node.
+    """Return the user of a run's ranks on this node; None if ranks run as the agent's user. Called in any thread.
 
-    The assignment survives restarts of the agent. A new run receives the next uid of the range, and this assignment is
-    on disk before the call returns. May be called in any thread.
-
-    Args:
-        run: run whose ranks will be started; each new run uses the next uid.
-        state: state directory of the agent, whose file `rank_users` stores the assignments.
-        user: the Linux user or users of this node's ranks.
-
-    Returns:
-        The run's user; None if ranks run as the agent's user.
-
-    Raises:
-        OSError: the disk refuses to store a new assignment.
+    A new run receives the next uid of the range, and this assignment is on disk before the call returns. Raises OSError
+    if the disk refuses to store it.
     """
     if user is None or user.uid_count == 1:
         return user
@@ -197,19 +172,13 @@ def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
 def end_processes(user: RankUser | None, *, seconds: float) -> str:
     """Kill every process of a job's user, or of a range of users, and wait for their end. Usually takes 50 ms.
 
-    `kill(-1)` signals all processes of a uid together, and the kernel prevents later forks. A kill of each process in
-    /proc would miss a process that forks and exits repeatedly. A separate program sends the signals, and the job's
-    processes cannot signal this program.
-
-    Args:
-        user: the job's user, or the range of users. For None, root or this process's own user, nothing is killed.
-        seconds: limit for the wait.
-
-    Returns:
-        The processes that still exist, as text; empty on success.
+    Return the processes that still exist after `seconds`, as text. For None, root or this process's own user, nothing
+    is killed.
     """
     if user is None or user.uid == 0 or user.covers(os.getuid()):
         return ""
+    # `kill(-1)` signals all processes of a uid together. A kill of each process in /proc would miss a process that
+    # forks and exits repeatedly.
     words = [sys.executable, "-I", "-S", "-c", _END, str(NUMBER), str(user.uid), str(user.uid_count)]
     deadline = time.monotonic() + seconds
     while True:
@@ -252,14 +221,12 @@ def end_memory(user: RankUser) -> None:
 def become(user: RankUser) -> None:
     """Change this process to `user` permanently. Call it in a single thread, before any code of a job runs.
 
-    Locked memory stays unlimited, as for root, because network cards and GPUs register memory. Set-uid bits have no
-    effect afterwards. If Yama is active, processes of the same user, such as py-spy, may trace this process. The kernel
-    refuses new processes and threads of the user above `user.max_tasks` (RLIMIT_NPROC).
-
+    Set-uid bits have no effect afterwards. The kernel refuses processes and threads of the user above `user.max_tasks`.
     Raises OSError if the kernel refuses. The caller must then end this process.
     """
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NPROC, (user.max_tasks, user.max_tasks))
+    # Network cards and GPUs register memory.
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     os.setgroups(user.groups)
@@ -275,21 +242,13 @@ def become(user: RankUser) -> None:
 def allow_looks() -> None:
     """Allow processes of the same user to inspect this process through /proc, as CUDA and py-spy do.
 
-    The kernel forbids such inspection after a change of user, because the process may still contain secrets of the
-    earlier user. The caller must have removed these secrets from memory.
+    The caller must have removed secrets of the earlier user from memory.
     """
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def make_way(folder: Path, user: RankUser | None) -> None:
-    """Create a folder through which `user` can reach the files below it. `user` can neither list nor write the folder.
-
-    Idempotent. Without a user, only this process's user has access.
-
-    Args:
-        folder: the folder; missing parents are created.
-        user: the Linux user that ranks run as, or a range of such users.
-    """
+    """Create a folder, and its parents, through which only `user` and this process's user can pass. Idempotent."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if user is not None:
         os.chown(folder, -1, user.gid)
@@ -319,10 +278,9 @@ def give(folder: Path, user: RankUser) -> None:
 
 
 def take(folder: Path) -> None:
-    """Make root the owner of a tree that a job's programs have filled.
+    """Make root the owner of a tree that a job's programs have filled. All users can read the tree.
 
-    All users can read the tree, and only root can write to it. The content is not trusted: no link is followed, and
-    files have only the rights to read and execute afterwards.
+    The content is not trusted: no link is followed, and files have only the rights to read and execute afterwards.
     """
     for at, folders, files in folders_of(folder):
         os.fchown(at, 0, 0)
@@ -340,13 +298,9 @@ def take(folder: Path) -> None:
 
 
 def clear(user: RankUser, folders: Iterable[Path] = COMMON) -> None:
-    """Remove the shared memory of a job's user, and the user's files in world-writable folders.
+    """Remove the shared memory of a job's user, and the user's files in world-writable folders, after its job.
 
-    The agent calls this after the end of a job, so that the next job on this node finds nothing of it.
-
-    Args:
-        user: the user and group of the job's ranks. For root or this process's own user, nothing is removed.
-        folders: world-writable folders to search, without their sub-folders.
+    For root or this process's own user, nothing is removed. Sub-folders are not searched.
     """
     if user.uid == 0 or user.covers(os.getuid()):
         return
@@ -360,12 +314,8 @@ def clear(user: RankUser, folders: Iterable[Path] = COMMON) -> None:
 
 
 def clear_own_memory(sockets: Path) -> None:
-    """Remove the shared memory that ranks left on an instance of a local cluster, where they have the agent's user.
-
-    Args:
-        sockets: the agent's folder for sockets in /dev/shm. If it is no mount, nothing is removed, because other
-            programs of this user may use the same /dev/shm (`infra.local_cloud.own_memory`).
-    """
+    """Remove the shared memory that ranks left on an instance of a local cluster, where they have the agent's user."""
+    # If the folder is no mount, other programs of this user may use the same /dev/shm (`infra.local_cloud.own_memory`).
     if sockets.is_mount():
         end_memory(RankUser(os.getuid(), os.getgid()))
         for path in list(sockets.parent.iterdir()):
@@ -374,15 +324,7 @@ def clear_own_memory(sockets: Path) -> None:
 
 
 def closed_to(user: RankUser, paths: Iterable[Path]) -> str:
-    """Test whether `user` can run this Python interpreter and reach the given paths.
-
-    Args:
-        user: user as which a test process runs.
-        paths: folders that the user must pass through, and files that the user must read.
-
-    Returns:
-        The paths that the user cannot use, as text; empty if the user can use all paths.
-    """
+    """Return the given paths that `user` cannot use, as text, or this Python interpreter. Empty if none."""
     try:
         done = run_as(user, _CLOSED, *map(str, paths))
     except (OSError, subprocess.SubprocessError) as error:
@@ -395,19 +337,9 @@ def closed_to(user: RankUser, paths: Iterable[Path]) -> str:
 
 
 def run_as(user: RankUser, code: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run Python code as `user` with the standard library only, and wait for its end.
+    """Run Python code as `user` with the standard library only, and wait for its end. `words` are its `sys.argv[1:]`.
 
-    Args:
-        user: the user to run as.
-        code: Python code, passed on the command line.
-        *words: the code's arguments, readable as `sys.argv[1:]`.
-
-    Returns:
-        Exit code and output.
-
-    Raises:
-        OSError: the program cannot be started.
-        SubprocessError: the program has not ended after `TRY_SECONDS`.
+    Raises OSError if the program cannot be started, and SubprocessError if it has not ended after `TRY_SECONDS`.
     """
     command = [sys.executable, "-I", "-S", "-c", code, *words]
     return subprocess.run(
@@ -429,16 +361,14 @@ def _by_turns() -> RankUser:
 
 
 def _processes_of(user: RankUser) -> set[int]:
-    """Return the pids of all processes in /proc that belong to a job's user or to a range of users, without zombies.
-
-    A process whose first thread has ended while other threads run looks like a zombie, but is included.
-    """
+    """Return the pids of all processes of a job's user or of a range of users, without zombies."""
     found = set()
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError, KeyError):
                 lines = Path("/proc", name, "status").read_text(errors="replace").splitlines()
                 facts = dict(line.split(":", 1) for line in lines if line.startswith(("State:", "Uid:", "Threads:")))
+                # A process whose first thread has ended while other threads run looks like a zombie, but is included.
                 if facts["State"].split()[0] in ("Z", "X") and int(facts["Threads"]) <= 1:
                     continue
                 if any(user.covers(int(uid)) for uid in facts["Uid"].split()):

@@ -1,9 +1,7 @@
 """Sets the options of the agent's TCP connections: no delay, and a timeout for peers that fail without a FIN.
 
-A node that loses power or network sends no FIN. Without these options, a reader would wait forever, and a writer for
-the kernel's 15 minutes.
-
-Invariant: `tune` is called for every TCP connection of the agent.
+Without these options, a reader would wait forever, and a writer for the kernel's 15 minutes. Invariant: `tune` is
+called for every TCP connection of the agent.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import socket
 from typing import Protocol
 
 PROBES = 2
-"""Number of unanswered keepalive probes after which an idle connection counts as lost."""
+"""Unanswered keepalive probes after which an idle connection counts as lost."""
 
 
 class TunableLine(Protocol):
@@ -23,18 +21,9 @@ class TunableLine(Protocol):
 
 
 def tune(line: TunableLine, *, silence_seconds: float) -> None:
-    """Set the options of a connection. Each end calls this function as soon as it has the generation's timeouts.
-
-    Both keepalive and TCP_USER_TIMEOUT are needed. Keepalive detects a lost peer on a connection without unacknowledged
-    bytes. While bytes are unacknowledged, keepalive is inactive, and TCP_USER_TIMEOUT detects the lost peer. The kernel
-    counts keepalive in whole seconds, so it detects the loss of an idle connection after 2 s at the earliest, even if
-    `silence_seconds` is lower.
-
-    Args:
-        line: a TCP socket, connected or not.
-        silence_seconds: time without a packet of the peer's kernel after which the connection counts as lost; between
-            agents this is `holder_deadline`.
-    """
+    """Set a connection's options. It counts as lost after `silence_seconds` of silence, at least 2 s if it is idle."""
+    # Keepalive, in whole seconds, detects a lost peer on an idle connection. While bytes are unacknowledged, keepalive
+    # is inactive, and TCP_USER_TIMEOUT detects the lost peer.
     interval = max(1, round(silence_seconds / (1 + PROBES)))
     for level, option, value in (
         (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),

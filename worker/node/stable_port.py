@@ -12,11 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class KeptPort:
-    """Stores the port of this agent on disk for the next agent process of the node.
-
-    Args:
-        file: the file that stores the port.
-    """
+    """Stores the port of this agent on disk for the next agent process of the node."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

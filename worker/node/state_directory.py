@@ -1,7 +1,4 @@
-"""Ensures that an agent uses only its own node's state directory.
-
-A machine image that was created from a node contains the node's state directory. On a new instance, this directory
-still belongs to the old node.
+"""Ensures that an agent uses only its own node's state directory, which may come from an image of another node.
 
     <state>/node_id            the owner
     <state>/shim.lock          locked by the shim that serves the directory, for its whole lifetime
@@ -30,26 +27,14 @@ BELONGINGS: Final = (
     *("promise*", "session_token*", "peer_identity*", "peer_port*", "credentials_port*"),
     *("ranks/*", "logs/*", "outputs/*", "homes/*", "sources/*", "inputs/runs/*"),
 )
-"""Files and folders of the state directory that belong to one node.
-
-Cached inputs and installed packages are not in the list, because any node can use them.
-"""
+"""Files and folders that belong to one node. Any node can use cached inputs and installed packages."""
 
 
 def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
-    """Check that the state directory belongs to this node, and delete the state of another node.
+    """Delete the state of another node from the state directory, with its ranks' files elsewhere. Idempotent.
 
-    The agent calls this function once, before it reads any state. Idempotent.
-
-    Args:
-        state: the agent's state directory; its file `OWNER` names the node.
-        node_id: this node's id.
-        user: the Linux user or users of the ranks; their files outside the directory are also deleted.
-
-    Raises:
-        ShimUnavailable: another node on the same machine, as in the local cloud, uses the directory: its shim runs. No
-            file is deleted.
-        OSError: files of another node cannot be deleted; the next call continues.
+    The agent calls this once, before it reads any state. Raises ShimUnavailable, without a deletion, if the shim of
+    another node on the same machine runs. Raises OSError if files cannot be deleted; the next call continues.
     """
     path, mine = state / OWNER, node_id.encode()
     theirs = path.read_bytes() if path.exists() else b""
@@ -76,15 +61,7 @@ def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write a file atomically and durably, with mode 0600.
-
-    Args:
-        path: the file; the temporary file has the suffix `.new`.
-        content: the whole new content of the file.
-
-    Raises:
-        OSError: the disk refuses the write; the earlier file is unchanged.
-    """
+    """Write a file atomically and durably, with mode 0600. Raises OSError, and leaves the earlier file."""
     scratch = path.with_suffix(".new")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(descriptor, "wb") as file:
@@ -96,11 +73,7 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Flush the entries of a folder to disk, so that they survive a power loss.
-
-    Args:
-        folder: a folder in which a file was created, renamed or removed.
-    """
+    """Flush the entries of a folder to disk, so that they survive a power loss."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

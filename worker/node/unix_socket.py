@@ -1,7 +1,4 @@
-"""Unix sockets that only this user's processes can open.
-
-The module does not change the process's umask, which all threads share.
-"""
+"""Unix sockets that only this user's processes can open. The umask, which all threads share, does not change."""
 
 from __future__ import annotations
 
@@ -13,14 +10,10 @@ from pathlib import Path
 
 
 def make_socket_folder(folder: Path) -> None:
-    """Create a folder for sockets below a folder that all users can write to, such as /dev/shm.
+    """Create a folder for sockets, with mode 0700, below a folder that all users can write to, such as /dev/shm.
 
-    Args:
-        folder: created with mode 0700 if missing. Other users can predict its name.
-
-    Raises:
-        NotADirectoryError: the path is a link or another kind of file.
-        PermissionError: another user owns the folder or may write to it.
+    Raises NotADirectoryError if the path is a link or another kind of file, and PermissionError if another user owns
+    the folder or may write to it.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
@@ -35,27 +28,18 @@ def make_socket_folder(folder: Path) -> None:
 
 
 def listen_private(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
-    """Listen at a path, with mode 0600 from the first moment. A socket file of an earlier process is replaced.
+    """Listen at a path of any length, with mode 0600 from the first moment. An earlier process's file is replaced.
 
-    On Linux, the file receives the mode of the unbound socket, so that other users can never open the socket. The path
-    may have any length: the address, which is limited to 107 bytes, refers to the folder's descriptor.
-
-    Args:
-        path: path of the socket; its folder exists.
-        kind: a connection of bytes (SOCK_STREAM) or of packets (SOCK_SEQPACKET).
-
-    Returns:
-        The listening socket, non-blocking.
-
-    Raises:
-        OSError: the folder does not exist or is not writable.
+    Return the listening socket, non-blocking. Raises OSError if the folder does not exist or is not writable.
     """
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, kind)
     try:
+        # On Linux, the file receives the mode of the unbound socket, so other users can never open the socket.
         os.fchmod(listener.fileno(), 0o600)
         directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
         try:
+            # The address, which is limited to 107 bytes, refers to the folder's descriptor.
             listener.bind(f"/proc/self/fd/{directory}/{path.name}")
         finally:
             os.close(directory)

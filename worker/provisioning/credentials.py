@@ -3,13 +3,9 @@
     rank ──GET /role, Authorization: <token of the generation>──▶ 127.0.0.1 ──▶ credentials for an hour at most, as JSON
                                                                       └─AssumeRole─▶ STS
 
-The server requests new credentials from STS if its credentials are valid for less than 20 minutes. For this request, it
-uses the credentials of the node's role.
-
-Environment variables of a rank (`variables`) direct its AWS SDK to this server. Their names and the response format are
-those of the container credential provider, which all AWS SDKs contain. The server answers with its current credentials
-while they are valid, because SDKs wait only two seconds. The port is stored on disk, and the token is derived from the
-generation's key, so that ranks can also reach this node's next agent process.
+Environment variables of a rank direct its AWS SDK to this server, which acts as a container credential provider. The
+port is stored on disk, and the token is derived from the generation's key, so that ranks can also reach this node's
+next agent process.
 
 Invariant: a request without the token receives no credentials. No credentials are written to disk or to a log. Source:
 AWS SDKs and Tools Reference Guide, `Container credential provider`.
@@ -36,12 +32,9 @@ from worker.tasks import end
 log = logging.getLogger(__name__)
 
 RENEW_SECONDS: Final = 1200.0
-"""The server renews credentials that are valid for less than this time, in seconds.
-
-SDKs request new credentials in the last 900 s of the lifetime. The server then already has the renewed credentials.
-"""
+"""The server renews credentials that are valid for less than this time. SDKs request new ones in the last 900 s."""
 STS_RETRY_SECONDS: Final = 5.0
-"""Seconds between two requests for new credentials while STS does not answer."""
+"""Pause between two requests for new credentials while STS does not answer."""
 MAX_REQUEST_BYTES: Final = 16 * 1024
 REQUEST_SECONDS: Final = 5.0
 HOST: Final = "127.0.0.1"
@@ -49,13 +42,7 @@ PATH: Final = "/role"
 
 
 class RoleCredentials:
-    """Server for the role credentials of one generation at a time, owned by the agent's `Supplies` object.
-
-    Args:
-        state: state directory of the agent; the server's port is stored there.
-        aws: AWS clients with the node's permissions.
-        now: returns Unix time in seconds.
-    """
+    """Server for the role credentials of one generation at a time, owned by the agent's `Supplies` object."""
 
     def __init__(self, state: Path, aws: Aws, now: Callable[[], float]) -> None:
         self._port = KeptPort(state / "credentials_port")
@@ -71,18 +58,7 @@ class RoleCredentials:
         self.refused_count = 0
 
     async def begin(self, plan: GenerationPlan, key: bytes) -> RoleKeys:
-        """Assume a job's role, and serve its credentials to the generation's ranks from now on.
-
-        Args:
-            plan: the plan of the generation; it names a role.
-            key: key of the generation, from which the server's token is derived.
-
-        Returns:
-            Credentials that are valid now.
-
-        Raises:
-            StorageError: AWS refuses the role; the text is AWS's message.
-        """
+        """Assume a job's role, and serve its credentials from now on. Raises StorageError with AWS's message."""
         await self.adopt(plan, key)
         self._keys = await asyncio.to_thread(self._aws.assume_role, self._principal)
         return self._keys
@@ -96,7 +72,7 @@ class RoleCredentials:
         self._token = token_of(plan, key).encode()
 
     def variables(self) -> dict[str, str]:
-        """Return the variables with which a rank's AWS SDK requests credentials from this agent's HTTP server."""
+        """Return the variables with which a rank's AWS SDK requests credentials from this server."""
         assert self._server is not None, "it was begun"
         port = self._server.sockets[0].getsockname()[1]
         return {
@@ -177,13 +153,13 @@ class RoleCredentials:
         }
 
     async def _current(self) -> RoleKeys:
-        """Return valid credentials of the job's role. Request new ones in the background before the old ones expire."""
         left = self._keys.expires_at - self._now() if self._keys is not None else 0.0
         is_idle = self._renewing is None or self._renewing.done()
         if left < RENEW_SECONDS and is_idle and (left <= 0 or self._now() - self._asked_at >= STS_RETRY_SECONDS):
             self._asked_at = self._now()
             self._renewing = asyncio.create_task(self._renew(), name="keys of a role")
             self._renewing.add_done_callback(_retrieve_exception)
+        # SDKs wait only two seconds, so the current credentials are returned while they are valid.
         if left <= 0 and self._renewing is not None:
             await asyncio.shield(self._renewing)
         assert self._keys is not None, "they were there, or have come"

@@ -1,17 +1,14 @@
 """Provides a job's input channels on this node: fetches objects from S3, verifies them, and caches them for later jobs.
 
-An input channel is a named set of S3 objects that ranks read as files in one folder.
-
     <state>/inputs/objects/<sha256 of role, bucket, key, ETag, size>
                                            one read-only file per object, for runs of one role; ranks cannot enter
     <state>/inputs/runs/<run>/<channel>/…  the channel for the ranks: hard links to these files
     <state>/inputs/runs/<run>/<channel>.json
                                            the channel's index, written last
 
-A cached file receives its final name only when it is complete, verified and durable. A channel's folder receives its
-final name when it has all links, and is valid only with its index. A crash therefore leaves no incomplete file under a
-final name. A file's link count shows whether a run uses the file, and its ctime shows the last use. Each cached file
-has an mtime that is computed from its name. A file with another mtime was changed, and is fetched again.
+A cached file or folder receives its final name only when it is complete, verified and durable, and a channel's folder
+is valid only with its index. A file's link count shows whether a run uses the file, and its ctime shows the last use.
+Its mtime is computed from its name: a file with another mtime was changed, and is fetched again.
 
 Invariant: a channel's folder contains the objects that S3 listed when this node first fetched it for the run. Later
 generations send no request to S3.
@@ -50,7 +47,6 @@ FETCHES_AT_ONCE = 8
 MAX_ATTEMPTS = 4
 INPUT_RETRY_SECONDS = 1.0
 MAX_OBJECTS = 1_000_000
-"""Maximum number of objects in one input channel."""
 SPARED_PART = 0.05
 """Fraction of the disk that cached input files must leave free, if no limit in bytes is set."""
 _READ_BYTES = 4 * 1024 * 1024
@@ -58,19 +54,15 @@ _FILE_MODE, _FOLDER_MODE = 0o444, 0o555
 
 
 class FetchStopped(Exception):
-    """Raised in a thread that must stop fetching input files.
-
-    The fetch was cancelled, or another of its threads has failed.
-    """
+    """Raised in a thread that must stop, because the fetch was cancelled or another of its threads has failed."""
 
 
 class IndexedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One file of an input channel, as stored in the channel's index file."""
 
     place: str
-    """Path of the file relative to the folder of its input channel."""
+    """Path relative to the folder of the input channel."""
     name: str
-    """Name of the cached file to which the channel's folder links."""
     bytes: int
 
 
@@ -79,10 +71,7 @@ class _Wanted:
     place: PurePosixPath
     object: StoredObject
     reader: str
-    """The project and role with which the object was listed and must be read.
-
-    Others may lack the permission to read the object.
-    """
+    """The project and role with which the object was listed and must be read. Others may lack the permission."""
 
     @property
     def name(self) -> str:
@@ -99,11 +88,8 @@ _index = msgspec.json.Decoder(tuple[IndexedFile, ...])
 class InputCache:
     """The cache of one node's inputs, owned by the agent. Only one fetch runs at a time.
 
-    Args:
-        state: state directory of the agent; the cache is below it.
-        limit_bytes: maximum bytes of all objects; None for the file system's size minus `SPARED_PART`.
-        user: the Linux user or users that this node's ranks run as; None means the agent's own user.
-        retry_seconds: pause after the first failed attempt to fetch an object. Later pauses are multiples of it.
+    `limit_bytes` is None for the file system's size minus `SPARED_PART`. Later retries pause for multiples of
+    `retry_seconds`.
     """
 
     state: Path
@@ -123,22 +109,13 @@ class InputCache:
         channels: Sequence[InputChannel],
         cancelled: threading.Event,
     ) -> dict[str, Path]:
-        """Fetch all input channels of a run. Idempotent: a repeated call fetches nothing. Runs in a thread.
+        """Fetch all input channels of a run, and return their folders by name. Idempotent. Runs in a thread.
 
-        Args:
-            store: the object store to read from.
-            principal: on whose behalf `store` reads. Its run has its own folders. Files that another reader fetched are
-                not used.
-            channels: all channels of the run.
-            cancelled: when set, the fetch stops before the next block of a file is read; complete files stay.
+        Files that another reader than `principal` fetched are not used. When `cancelled` is set, the fetch stops before
+        the next block; complete files stay.
 
-        Returns:
-            The folder of each channel by name.
-
-        Raises:
-            InputRefused: a channel cannot be fetched; the text names the channel and the reason.
-            FetchStopped: `cancelled` was set.
-            OSError: the disk is full.
+        Raises InputRefused if a channel cannot be fetched, FetchStopped if `cancelled` was set, and OSError if the disk
+        is full.
         """
         found, listed, run = {}, {}, RunId(principal.run)
         if any(channel.prefix is not None for channel in channels):
@@ -219,7 +196,6 @@ class InputCache:
             (self._objects / name).unlink()
 
     def _fetch_all(self, store: ObjectStore, wanted: Iterable[_Wanted], cancelled: threading.Event) -> None:
-        """Fetch several objects in parallel threads; the first failure stops all threads."""
         failed = threading.Event()
 
         def fetch(each: _Wanted) -> None:
@@ -290,10 +266,6 @@ class InputCache:
         scratch.replace(path)
 
     def _link(self, run: RunId, channel: str, wanted: Sequence[_Wanted]) -> None:
-        """Build an input channel's folder from links to cached files, and rename it into place.
-
-        Then write its index.
-        """
         folder = self._runs / run / channel
         scratch, index = folder.with_name(f"{channel}.new"), folder.with_name(f"{channel}.json")
         index.unlink(missing_ok=True)
@@ -353,7 +325,7 @@ def _listed(
 
 
 def _present(directory: Path, user: RankUser | None) -> Path:
-    """Return an input channel's directory that already exists on the node, after a check that the ranks can read it."""
+    """Return an input channel's existing directory, after a check that the ranks can read it."""
     with os.scandir(directory):
         pass
     if user is not None and closed_to(user, [directory]):
@@ -370,10 +342,7 @@ def _refused(channel: str, error: Exception) -> InputRefused:
 
 
 def _time_of(name: str) -> int:
-    """Return the mtime that a cached input file with this name must have, in Unix seconds below 2^28.
-
-    Another mtime shows that the file was written to.
-    """
+    """Return the mtime that a cached input file with this name must have, in Unix seconds below 2^28."""
     return int(name[:7], 16)
 
 

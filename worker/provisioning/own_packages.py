@@ -2,9 +2,6 @@
 
 A package with static metadata needs no build: pip installs the dependencies that its `pyproject.toml` lists, and the
 agent copies its modules. No code of the package runs.
-
-    expand         replaces such packages in a requirements file by their dependencies, which pip installs
-    copy_modules   copies their modules into the layer
 """
 
 from __future__ import annotations
@@ -25,6 +22,7 @@ MOST_FOLDERS = 16
 MOST_LINES = 10_000
 """Largest number of requirements, with those that the packages of the source add."""
 PARSE_SECONDS = 10.0
+# A few kB of TOML can take gigabytes, and the agent cannot stop a thread.
 _PARSER = """
 import json, resource, sys, tomllib
 resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))
@@ -37,9 +35,7 @@ lists = [project.get("dependencies", []), project.get("dynamic", []), *optional.
 assert all(isinstance(each, list) and all(isinstance(item, str) for item in each) for each in lists)
 print(json.dumps({"dependencies": lists[0], "dynamic": lists[1], "optional-dependencies": optional}))
 """
-"""Program that prints the needed part of a `pyproject.toml`. A process with limits parses it, because a few kB of TOML
-can take gigabytes, and the agent cannot stop a thread.
-"""
+"""Prints the needed part of a `pyproject.toml`, in a process with limits."""
 _EDITABLE = re.compile(r"[ \t]*(?:-e|--editable)(?:[ \t]+|=)(?P<rest>.*)")
 _FILE = re.compile(
     r"[ \t]*(?P<option>-r|-c|-f|--requirement|--constraint|--find-links)(?:[ \t]+|=)(?P<path>[^\s#]+)[ \t]*(?:#.*)?"
@@ -56,19 +52,13 @@ class Expanded(NamedTuple):
 
 
 def expand(source: Path, requirements: Path, text: str, *, is_built: bool) -> Expanded:
-    """Replace packages of the source in a requirements file, and make its paths absolute.
+    """Replace packages of the source in a requirements file by their dependencies, and make its paths absolute.
 
-    Args:
-        source: root of the source tree. Folders outside of it are left to pip.
-        requirements: the file with this text, to whose folder its `-r`, `-c` and `-f` are relative.
-        is_built: True if pip may build packages. pip then installs each folder itself.
+    Paths in `text` are relative to the folder of `requirements`. Folders outside of `source` are left to pip, and so
+    are all if pip may build packages (`is_built`).
 
-    Returns:
-        The requirements for pip, which may be stored anywhere.
-
-    Raises:
-        RequirementsRefused: an editable install names a folder that only a build can install, or there are more than
-            `MOST_FOLDERS` folders of the source or `MOST_LINES` requirements.
+    Raises RequirementsRefused if an editable install names a folder that only a build can install, or for more than
+    `MOST_FOLDERS` folders or `MOST_LINES` requirements.
     """
     lines: list[str] = []
     projects: dict[Path, dict[str, Any] | None] = {}

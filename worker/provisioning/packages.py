@@ -6,21 +6,12 @@
     <state>/packages/<key>.<nonce>.work.new/ pip's home, temporary folder, working directory and settings
     <state>/packages/lock                    held during an installation; the kernel releases it at the process's end
 
-pip installs a package into the layer only if the node lacks the required version. Ranks run under the node's own
-Python, with the layer in their PYTHONPATH before the node's packages. A package of the job's source (`.`, `-e .`) is
-copied into the layer (`own_packages`).
+pip installs a package into the layer only if the node lacks the required version. Ranks have the layer in their
+PYTHONPATH before the node's packages. The key is a digest of everything that determines a layer, including the project.
 
-The key is a digest of everything that determines a layer, including the project. Projects never share a layer. A layer
-receives its final name when it is complete and on disk.
-
-pip reads no file of the job except the requirements file and the files that it names. pip runs isolated (`-I`), in an
-environment that the agent creates (`pip_environment`), with an empty home. pip installs wheels only, unless the agent
-allows builds: a build executes code of the package.
-
-If each job has its own user, pip runs as the job's user. If builds are allowed and the requirements name files of the
-job's source, pip uses a copy of the source that belongs to this user.
-
-The agent kills every process that pip leaves behind, and then takes ownership of the files.
+pip runs isolated (`-I`), as the job's user if each job has one, in an environment that the agent creates. It installs
+wheels only, unless the agent allows builds. It reads no file of the job except the requirements file and the files
+that it names. Afterwards, the agent kills every process that pip leaves behind, and takes ownership of the files.
 
 Invariant: code that an installation executes, such as a package's build script, never sees the node's AWS credentials.
 The code runs as root only if ranks also run as root. No process of an installation outlives the installation.
@@ -67,14 +58,13 @@ log = logging.getLogger(__name__)
 INSTALL_SECONDS = 1800.0
 MAX_REQUIREMENTS_BYTES = 256 * 1024
 MAX_LAYERS = 4
-"""Maximum number of package folders (layers) on a node. The least recently used are deleted first."""
+"""Maximum number of layers on a node. The least recently used are deleted first."""
 LAYERS_PART = 0.25
-"""Fraction of the file system that all package folders (layers) may use, if no limit in bytes is set."""
+"""Fraction of the file system that all layers may use, if no limit in bytes is set."""
 LAST_LINES_BYTES = 1200
 END_SECONDS = 15.0
-"""Maximum seconds to wait for the end of the killed processes of pip."""
 _LOCK_POLL_SECONDS = 0.2
-"""Seconds between two attempts to take the installation lock, while another agent process of this node holds it."""
+"""Pause between two attempts to take the installation lock, which another agent process of this node may hold."""
 _PASSED_ON = frozenset(
     {"PATH", "LD_LIBRARY_PATH", "LANG", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}
 )
@@ -83,11 +73,7 @@ _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"})
 _SETTING = "PIP_"
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 _LOCAL = re.compile(r"^[ \t]*(-r|-c|-e|--requirement|--constraint|--editable|\.)|/|\.whl", re.MULTILINE)
-"""Matches requirements that may name other files of the source archive.
-
-Packages that were installed for such requirements are used only by jobs with the same source archive. A false match,
-such as a URL, only prevents jobs with other archives from sharing the packages.
-"""
+"""Matches requirements that may name other files of the source archive. A false match only prevents sharing."""
 _ERROR = "ERROR: "
 _REQUIREMENTS = "requirements.txt"
 
@@ -97,17 +83,13 @@ class InstallationOrder:
     """A job's request to install the packages of its requirements file."""
 
     project: str
-    """The job's project. Only jobs of the same project share installed packages."""
+    """Only jobs of the same project share installed packages."""
     source: Path
-    """Root folder of the job's unpacked source tree."""
     source_sha256: str
     requirements: str
     """Path of the requirements file relative to the source tree."""
     environment: Mapping[str, str] = field(repr=False)
-    """The agent's environment, from which `pip_environment` and `pip_settings` select variables.
-
-    It contains no variable of the job.
-    """
+    """The agent's environment, without variables of the job."""
     output: Path
     """File to which pip's output is appended."""
     user: RankUser | None = None
@@ -123,15 +105,7 @@ _installed = msgspec.json.Decoder(_Installed)
 
 @dataclass(eq=False, repr=False)
 class PackageLayers:
-    """Installs and stores package layers (folders of installed packages) on one node. The agent owns the object.
-
-    Args:
-        state: state directory of the agent; the layers are below it.
-        seconds: time limit of one installation.
-        limit_bytes: maximum disk space of all layers; None for `LAYERS_PART` of the disk.
-        user: the Linux user or users of this node's ranks; None means the agent's own user.
-        allows_builds: True if pip may build packages without a wheel; a build executes their code.
-    """
+    """Installs and stores layers on one node. `limit_bytes` is None for `LAYERS_PART` of the disk."""
 
     state: Path
     _: KW_ONLY
@@ -144,17 +118,9 @@ class PackageLayers:
         self._folder = self.state.absolute() / "packages"
 
     async def install(self, order: InstallationOrder) -> Packages:
-        """Install the packages of a requirements file. Idempotent: a repeated call installs nothing.
+        """Install the packages of a requirements file, and return their layer. Idempotent.
 
-        Args:
-            order: the requirements, their source and the environment.
-
-        Returns:
-            The folder of the installed packages (the layer), and the modules in it.
-
-        Raises:
-            RequirementsRefused: the installation failed; the text contains pip's last lines.
-            OSError: the disk is full.
+        Raises RequirementsRefused, with pip's last lines, if the installation failed, and OSError if the disk is full.
         """
         try:
             make_way(self._folder, self.user)
@@ -254,7 +220,7 @@ class PackageLayers:
             remove_tree(layer, ignore_errors=True)
 
     def _bound(self, content: Sequence[Path], order: InstallationOrder) -> None:
-        """Delete the least recently used package folders (layers) until a layer with this content fits the limit."""
+        """Delete the least recently used layers until a layer with this content fits the limit."""
         limit_bytes = self.limit_bytes
         if limit_bytes is None:
             disk = os.statvfs(self._folder)
@@ -273,22 +239,15 @@ class PackageLayers:
             del kept[layer]
 
     def _layers(self) -> list[Path]:
-        """Return the finished package folders (layers), least recently used first."""
+        """Return the finished layers, least recently used first."""
         found = (path for path in self._folder.iterdir() if path.is_dir() and path.suffix != ".new")
         return sorted(found, key=lambda path: path.stat().st_mtime)
 
 
 def read_requirements(order: InstallationOrder) -> bytes:
-    """Read a job's requirements file, and check that an installation supports its lines.
+    """Return the content of a job's requirements file, after a check that an installation supports its lines.
 
-    Args:
-        order: the job's request to install packages, which names the file.
-
-    Returns:
-        The file's content.
-
-    Raises:
-        RequirementsRefused: the file does not exist, or requests something that a package layer does not support.
+    Raises RequirementsRefused if the file does not exist, or requests something that a layer does not support.
     """
     path = (order.source / order.requirements).resolve()
     if not path.is_relative_to(order.source.resolve()) or not path.is_file():
@@ -308,7 +267,6 @@ def read_requirements(order: InstallationOrder) -> bytes:
 
 
 def _key(order: InstallationOrder, allows_builds: bool = False) -> str:
-    """Return the name of a package layer: a digest of everything that determines its content."""
     data = read_requirements(order)
     libc = os.confstr("CS_GNU_LIBC_VERSION") or "" if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
     facts = {
@@ -325,7 +283,6 @@ def _key(order: InstallationOrder, allows_builds: bool = False) -> str:
 
 
 def _make_environment(folder: Path, user: RankUser | None) -> None:
-    """Create a virtual environment that includes this interpreter's packages, and that `user` can write."""
     venv.EnvBuilder(symlinks=True).create(folder)
     lines = [f"import site; site.addsitedir({path!r})" for path in site.getsitepackages()]
     (_packages_of(folder) / "node.pth").write_text("\n".join(lines) + "\n")
@@ -338,14 +295,8 @@ def _make_workplace(
 ) -> tuple[InstallationOrder, tuple[Path, ...]]:
     """Create pip's work folder: an empty home, a temporary folder, an empty working directory, settings, requirements.
 
-    Args:
-        work: folder to create files in; receives mode 0700.
-        order: the installation, with the environment and user for pip.
-        is_built: True if pip may build packages.
-
-    Returns:
-        The installation, and the packages of the source that the agent copies. If pip may build packages from the
-        job's own source as another user, the installation names a copy of the source that this user owns.
+    Return the installation, and the packages of the source that the agent copies. If pip may build packages from the
+    job's source as another user, the installation names a copy of the source that this user owns.
     """
     for name in ("home", "temporary", "empty"):
         (work / name).mkdir(mode=0o700, parents=True)
@@ -366,10 +317,7 @@ def _make_workplace(
 
 
 def pip_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Select the agent's variables that pip needs to reach a package index. Pure.
-
-    The result contains neither AWS credentials nor Everstep's own variables. `environment` is the agent's environment.
-    """
+    """Select the agent's variables that pip needs to reach a package index, without secrets. Pure."""
     return {
         name: value
         for name, value in environment.items()
@@ -378,12 +326,7 @@ def pip_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the node's pip settings: from PIP_CONFIG_FILE and from PIP_… variables, which take precedence.
-
-    The result contains the values by option name, as in section `global` of pip's configuration. pip receives them in a
-    file, because a requirements file could insert a variable such as `${PIP_INDEX_URL}`, which may contain a password,
-    into another URL. `environment` is the agent's environment.
-    """
+    """Return the node's pip settings by option name: from PIP_CONFIG_FILE, overridden by PIP_… variables."""
     given = configparser.RawConfigParser()
     if path := environment.get("PIP_CONFIG_FILE"):
         given.read(path)
@@ -398,6 +341,8 @@ def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name.startswith(_SETTING) and name != "PIP_CONFIG_FILE"
     }
+    # pip receives them in a file: a requirements file could insert a variable such as `${PIP_INDEX_URL}`, which may
+    # contain a password, into another URL.
     return of_file | of_variables
 
 
@@ -410,10 +355,7 @@ def _environment_in(work: Path, environment: Mapping[str, str]) -> dict[str, str
 
 
 def _end_users(user: RankUser | None) -> None:
-    """Kill the processes of the job's user that pip has left behind.
-
-    No rank of this job runs on this node yet. Raises RequirementsRefused if a process cannot be killed.
-    """
+    """Kill the processes of the job's user that pip has left behind. No rank of this job runs on this node yet."""
     if left := end_processes(user, seconds=END_SECONDS):
         raise RequirementsRefused(f"processes of pip cannot be ended: {left}")
 
@@ -427,7 +369,7 @@ def _packages_of(folder: Path) -> Path:
 
 
 def _seal(scratch: Path, layer: Path, user: RankUser | None, folders: Sequence[Path]) -> None:
-    """Take ownership of a finished package folder (layer), write its index, flush the disk, and rename it."""
+    """Take ownership of a finished layer, write its index, flush the disk, and rename it."""
     if user is not None:
         take(scratch)
     packages = _packages_of(scratch)
@@ -447,7 +389,6 @@ def _seal(scratch: Path, layer: Path, user: RankUser | None, folders: Sequence[P
 
 
 def _modules(folder: Path) -> Iterable[str]:
-    """Yield the names of the modules that can be imported from a folder."""
     for path in folder.iterdir():
         name = path.name.partition(".")[0]
         if name.isidentifier() and name != "__pycache__" and (path.is_dir() or path.suffix in (".py", ".so")):
@@ -455,7 +396,7 @@ def _modules(folder: Path) -> Iterable[str]:
 
 
 def _found(layer: Path) -> Packages | None:
-    """Return a finished package folder (layer) and mark it as used; None if it does not exist."""
+    """Return a finished layer and mark it as used; None if it does not exist."""
     try:
         installed = _installed.decode((layer / "installed.json").read_bytes())
     except (FileNotFoundError, msgspec.DecodeError):

@@ -1,8 +1,7 @@
 """Runs pip without builds, and without secrets in its output: `python -I pip_program.py [--allow-builds] ARGUMENT …`.
 
-A build runs code of the package: `setup.py`, or the backend that `pyproject.toml` names. `--only-binary :all:` would
-neither prevent every build nor name the package: a requirements file may revoke the option, and pip builds paths,
-repositories and dependencies with a URL anyway. All builds call one method of pip, which this program replaces.
+`--only-binary :all:` would not prevent every build: a requirements file may revoke it, and pip builds paths,
+repositories and URLs anyway. All builds call one method of pip, which this program replaces.
 
 Invariant: if pip lacks that method, nothing is installed. This file imports nothing from `worker`, because pip's user
 runs it under `-I`.
@@ -38,13 +37,9 @@ class MaskedStream(io.TextIOWrapper):
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run pip in this process, with masked output.
+    """Run pip in this process, with masked output. Always raises SystemExit with pip's exit code.
 
-    Args:
-        arguments: `ALLOW_BUILDS` if pip may build packages, then pip's arguments, the command first.
-
-    Raises:
-        SystemExit: always, with pip's exit code.
+    `arguments` are `ALLOW_BUILDS` if pip may build packages, then pip's arguments.
     """
     for name in ("stdout", "stderr"):
         setattr(sys, name, MaskedStream(getattr(sys, name).detach(), "utf-8", "backslashreplace", line_buffering=True))

@@ -4,7 +4,7 @@
     <state>/sources/<run>/…                    the tree in which the run's ranks work
     <state>/sources/<run>.*.new/…              an attempt to unpack; each attempt has its own folder
 
-The tree belongs to the user of the run's ranks, which may write into it. Each generation gets a new tree.
+The tree belongs to the user of the run's ranks. Each generation gets a new tree.
 
 Invariant:
 - An archive that differs from the plan, or that would write outside its folder, is never unpacked.
@@ -35,19 +35,11 @@ from worker.storage.object_store import ObjectStore
 
 MAX_UNPACKED_BYTES = 4 * 1024**3
 _placing = threading.Lock()
-"""Lock that a thread holds while it checks for cancellation and moves an unpacked tree to its final path.
-
-A cancelled attempt therefore never replaces the tree of a later attempt.
-"""
+"""Held while a thread checks for cancellation and moves a tree, so that a cancelled attempt replaces no later tree."""
 
 
 class SourceArchives:
-    """The source archives of this node by digest, owned by the agent. Methods may be called from any thread.
-
-    Args:
-        folder: a folder for the archives only; created if missing.
-        objects: the object store to fetch from.
-    """
+    """The source archives of this node by digest, owned by the agent. Methods may be called from any thread."""
 
     def __init__(self, folder: Path, objects: ObjectStore) -> None:
         self._folder = folder
@@ -59,23 +51,16 @@ class SourceArchives:
         self._held = {path.name.removesuffix(".tar.gz") for path in folder.glob("*.tar.gz")}
         self._wanted = frozenset(self._held)
         self._files: tuple[str, dict[str, tuple[int, int]]] = "", {}
-        """The digest of the archive whose list of files was read last, and this list."""
+        """The digest of an archive and its list of files, as read last."""
 
     @property
     def held(self) -> tuple[str, ...]:
-        """Sorted digests of the source archives on this node, including archives that an earlier agent process fetched.
-
-        `get` verifies each archive before its use.
-        """
+        """Sorted digests of the source archives on this node. `get` verifies each archive before its use."""
         with self._lock:
             return tuple(sorted(self._held))
 
     def keep(self, digests: Collection[str]) -> None:
-        """Delete all archives except those in `digests`. Running fetches of other archives fail.
-
-        Args:
-            digests: SHA-256 digests of the archives that stay on this node.
-        """
+        """Delete all archives except those in `digests` (SHA-256). Running fetches of other archives fail."""
         with self._lock:
             self._wanted = frozenset(digests)
             self._held &= self._wanted
@@ -84,18 +69,10 @@ class SourceArchives:
                     path.unlink()
 
     def get(self, source: SourceArchive) -> Path:
-        """Return a verified archive; fetch it if it is not on this node. Blocks.
+        """Return the path of a verified archive; fetch it if it is not on this node. Blocks.
 
-        Args:
-            source: digest and location of the archive.
-
-        Returns:
-            Path of the gzipped tar.
-
-        Raises:
-            SourceRefused: the digest of the stored object differs from the plan's, or `keep` excluded the archive
-                during the fetch.
-            StorageError: the object store cannot be reached.
+        Raises SourceRefused if the stored object has another digest, or if `keep` excluded the archive during the
+        fetch. Raises StorageError, or StoreUnavailable if two reads disagree.
         """
         path = self._folder / f"{source.sha256}.tar.gz"
         # Verify a stored archive again, because an earlier job may have changed it.
@@ -118,17 +95,9 @@ class SourceArchives:
         return path
 
     def files(self, source: SourceArchive) -> dict[str, tuple[int, int]]:
-        """Return the list of files in an archive on this node. Reads the archive only once.
+        """Return size and modification time (Unix seconds) by path of the files in an archive, which is read only once.
 
-        Args:
-            source: names the archive by its digest; it must be on this node.
-
-        Returns:
-            Size in bytes and modification time in Unix seconds of each file, by its path.
-
-        Raises:
-            OSError: the archive is not on this node.
-            tarfile.TarError: the archive is damaged.
+        Raises OSError if the archive is not on this node, and tarfile.TarError if it is damaged.
         """
         digest, files = self._files
         if digest != source.sha256:
@@ -146,22 +115,10 @@ def _digest(path: Path) -> str:
 async def fetch_source(
     archives: SourceArchives, script: ScriptPlan, folder: Path, user: RankUser | None = None
 ) -> Path:
-    """Fetch and unpack a job's source tree.
+    """Fetch and unpack a job's source tree, and return the path of the entry point. Deletes archives of other jobs.
 
-    A cancelled call returns immediately. Its thread may still wait for the store, and ends later without effect.
-
-    Args:
-        archives: the source archives on this node. The function deletes the archives of other jobs.
-        script: the job's script from the plan.
-        folder: destination of the tree; an existing tree is replaced.
-        user: the Linux user that becomes the tree's owner. None: the agent's own user.
-
-    Returns:
-        Path of the entry point within `folder`.
-
-    Raises:
-        SourceRefused: the archive differs from the plan or is damaged.
-        StorageError: the object store cannot be reached.
+    A cancelled call returns immediately. Its thread may still wait for the store, and ends later without effect. Raises
+    SourceRefused if the archive differs from the plan or is damaged, and StorageError if the store cannot be reached.
     """
     cancelled = threading.Event()
 
@@ -182,21 +139,11 @@ async def fetch_source(
 def unpack(
     archive: Path, script: ScriptPlan, folder: Path, cancelled: threading.Event, user: RankUser | None = None
 ) -> Path:
-    """Unpack a fetched source archive. Idempotent.
+    """Unpack a fetched source archive in place of an existing tree, and return the path of the entry point. Idempotent.
 
-    Args:
-        archive: path of the gzipped tar.
-        script: the job's script from the plan.
-        folder: destination of the tree; an existing tree is replaced.
-        cancelled: set when the caller has stopped waiting. An existing tree then stays unchanged.
-        user: the Linux user that becomes the tree's owner. None: the agent's own user.
-
-    Returns:
-        Path of the entry point within `folder`.
-
-    Raises:
-        SourceRefused: wrong digest, unsafe member, too large, missing entry point, or cancelled.
-        OSError: the disk is full.
+    `cancelled` is set when the caller has stopped waiting. An existing tree then stays unchanged. Raises SourceRefused
+    for a wrong digest, an unsafe member, a missing entry point, too many bytes or a cancellation, and OSError if the
+    disk is full.
     """
     found = _digest(archive)
     if found != script.source.sha256:
@@ -246,10 +193,8 @@ def _check_wanted(cancelled: threading.Event) -> None:
 
 
 def _place(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
-    """Create a directory or a file of an archive whose path `clean_path` has accepted.
-
-    The mode is 0755 or 0644. tarfile's own filter does not exist before Python 3.11.4, and Debian 12 has 3.11.2.
-    """
+    """Create a directory or a file of an archive whose path `clean_path` has accepted, with mode 0755 or 0644."""
+    # tarfile's own filter does not exist before Python 3.11.4, and Debian 12 has 3.11.2.
     if member.isdir():
         path.mkdir(parents=True, exist_ok=True)
         return

@@ -1,7 +1,5 @@
 """Prepares a job's input channels, secrets, role credentials and packages for its ranks.
 
-    Load ─▶ Supplies.gather ─▶ Supplied ─▶ the environment of each rank        (while shards are fetched)
-
 Invariant: a rank starts only when all of these inputs are ready.
 """
 
@@ -35,14 +33,7 @@ from worker.storage.object_store import ObjectStore
 class Supplies:
     """Prepares all inputs of a generation's ranks. The agent owns the object.
 
-    Args:
-        state: state directory of the agent; all prepared files are below it.
-        objects: S3 with the node's permissions.
-        aws: other AWS services with the node's permissions.
-        now: returns Unix time in seconds.
-        input_bytes: maximum disk space of inputs; None for the disk's size minus a reserve.
-        user: the Linux user or users that this node's ranks run as; None means the agent's own user.
-        allows_builds: True if pip may build packages for a job.
+    `now` is Unix time in seconds. `input_bytes` is None for the disk's size minus a reserve.
     """
 
     state: Path
@@ -60,22 +51,10 @@ class Supplies:
         self._credentials = RoleCredentials(self.state, self.aws, self.now)
 
     async def gather(self, plan: GenerationPlan, key: bytes, here: PlanNode, entry: Path) -> Supplied:
-        """Prepare all inputs of a generation's ranks. A repeated call reuses the files on disk.
+        """Prepare all inputs of a generation's ranks on this node. A repeated call reuses the files on disk.
 
-        Called once per generation, and once more by a restarted agent.
-
-        Args:
-            plan: the plan of the generation.
-            key: secret key of the generation, from which the token for the credentials' server is derived.
-            here: this node's entry in the plan.
-            entry: path of the script in its unpacked source tree.
-
-        Returns:
-            Environment variables and installed packages for the ranks on this node.
-
-        Raises:
-            LoadFailed: an input cannot be provided. The error contains a code and a sentence for the user.
-            OSError: the disk is full.
+        `entry` is the path of the script. Raises LoadFailed, with a sentence for the user, if an input cannot be
+        provided, and OSError if the disk is full.
         """
         keys = await self._assume(plan, key)  # Assume the role first, because AWS refuses a wrong role at once.
         secrets = await self._secrets(plan, keys)
@@ -103,7 +82,6 @@ class Supplies:
         await self._credentials.close()
 
     async def _assume(self, plan: GenerationPlan, key: bytes) -> RoleKeys | None:
-        """Assume the job's role and serve its credentials to the ranks; return None if the job has no role."""
         if not plan.script.role_arn:
             return None
         try:
@@ -112,7 +90,7 @@ class Supplies:
             raise LoadFailed.lacking(plan.parent, FaultCode.ROLE_UNAVAILABLE, f"RoleArn: {error}", error) from error
 
     async def _secrets(self, plan: GenerationPlan, keys: RoleKeys | None) -> dict[str, str]:
-        """Read the job's secrets. Each start of the ranks reads them again, so that no secret is stored on the node."""
+        """Read the job's secrets, again at each start of the ranks, so that no secret is stored on the node."""
 
         def read(cancelled: threading.Event) -> dict[str, str]:
             values = {}
@@ -189,17 +167,8 @@ class Supplies:
 
 
 def wait_for_start(plan: GenerationPlan) -> bool:
-    """Return whether the ranks may start only after all nodes have loaded their shards and fetched their inputs. Pure.
-
-    Otherwise, ranks start while their nodes still load. A node on which the job has not run before may fetch inputs for
-    hours. Ranks on the other nodes would then time out in the rendezvous of torch.distributed.
-
-    Args:
-        plan: the plan of the generation.
-
-    Returns:
-        True if the job has inputs to fetch, and some rank's state is not on its own node, which may then lack the
-        inputs.
-    """
+    """Return whether the ranks may start only after all nodes have loaded their shards and inputs. Pure."""
+    # A node on which the job has not run before may fetch inputs for hours. Ranks on the other nodes would then time
+    # out in the rendezvous of torch.distributed.
     fetches = bool(plan.script.requirements) or any(channel.prefix is not None for channel in plan.script.inputs)
     return fetches and any(not rank.sources or rank.sources[0].kind != "local" for rank in plan.ranks)

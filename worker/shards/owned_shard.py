@@ -1,16 +1,11 @@
-"""One shard of this node: keeps three things consistent: its state in the commit protocol, its slots, its rank's page.
+"""One shard of this node: keeps its state in the commit protocol, its slots, and its rank's page consistent.
 
     rank, holders, coordinator ──event──▶ OwnedShard ──▶ pure `Shard` ──▶ page ──▶ senders and the next report
 
-Each method handles one event: it passes the event to the pure `Shard` (`worker.core.rounds`) and publishes the new
-state. Other modules read the state from the properties. The page is sealed memory that the agent shares with the
-rank.
+Each method passes one event to the pure `Shard` (`worker.core.rounds`) and publishes the new state.
 
 Invariant: the agent writes the committed step, the proposed step and the vote to the page before it sends them. A task
 that waits on `changed` sees the state that woke the task.
-
-The module has more than 500 lines. It stays one module, because one class must keep shard, slots and page consistent
-for every event.
 """
 
 from __future__ import annotations
@@ -42,31 +37,18 @@ from worker.shm.slot_file import SlotFile
 from worker.shm.store import Slot, SlotStore
 from worker.tasks import Signal
 
+# Single abandoned steps are normal, for example after a change of the layout of a rank's tensors.
 TROUBLE_COUNT = 3
-"""Number of abandoned steps in a row after which the agent reports the shard's protection as degraded.
-
-Single abandoned steps are normal, for example after a change of the layout of a rank's tensors.
-"""
+"""Abandoned steps in a row after which the agent reports the shard's protection as degraded."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class OwnedShard:
-    """Keeps the state, slots and shared page of one rank's shard consistent.
+    """Keeps the state, slots and shared page of one local rank's shard consistent. The `Member` object owns it.
 
-    The generation's `Member` object owns one object per local rank.
-
-    Args:
-        rank: the rank that owns the shard.
-        generation: number of the running generation.
-        core: initial state of the shard in the commit protocol.
-        base: the content that the generation was restored from; None without a restore, or if the number of ranks
-            has changed since (a relayout).
-        base_step: step that the generation starts from; used only if `base` is None.
-        store: this node's slots.
-        page: the memory page that the rank and its agent share.
-        now: returns Unix time, for timestamps that users see.
-        on_change: called after every change that the agent must report to the coordinator or the control plane.
-        on_progress: called when the rank finishes a step. The agent reports this only to the coordinator.
+    `base` is the content that the generation was restored from; None without a restore or after a relayout, and then
+    `base_step` counts. `now` is Unix time. `on_change` is called after every change to report; `on_progress` when the
+    rank finishes a step, which only the coordinator learns.
     """
 
     rank: Rank
@@ -84,7 +66,7 @@ class OwnedShard:
     def __post_init__(self, base_step: Step) -> None:
         self.changed = Signal()
         self.pinned: frozenset[Step] = frozenset()
-        """Steps that the agent is uploading to S3. The slots of these steps must not be overwritten."""
+        """Steps that the agent is uploading to S3. Their slots must not be overwritten."""
         self.exported: Step = NONE
         """The step that an export reads from memory, or `NONE`. Its slot must not be overwritten."""
         self.uploaded: Step = NONE
@@ -93,32 +75,23 @@ class OwnedShard:
         """The newest step that is completely uploaded to S3, or `NONE`."""
         self.granted_slot = -1
         self.arriving: Arriving | None = None
-        """The message that lets the rank copy its state while the state arrives; it names the slot.
-
-        None until the list of this state's tensors has arrived.
-        """
+        """None until the list of this state's tensors has arrived. Lets the rank copy its state while that arrives."""
         self.refusal = ""
-        """Reason why this rank cannot capture a snapshot now, such as too little memory; empty if it can."""
+        """Reason why this rank cannot capture a snapshot now; empty if it can."""
         self.refusal_cause = UnkeptCause.NO_SLOT
-        """The cause that `refusal` describes. Valid only with a refusal."""
+        """Valid only with a refusal."""
         self.reserved: tuple[int, bytes] | None = None
         """(capacity in bytes, layout hash) of the rank's current slots; None before the rank's first request."""
         self.unready: frozenset[NodeId] = frozenset()
         """Holders that have not yet created slots with the capacity and layout in `reserved`."""
         self.holder_troubles: dict[NodeId, str] = {}
-        """By holder: the reason why the holder has not sealed the step that this node sent.
-
-        The entry is removed when the holder seals a step.
-        """
+        """By holder: why it has not sealed the step that this node sent. Removed when the holder seals a step."""
         self.slow_holders: dict[NodeId, str] = {}
         """By holder to which a step takes longer than the holder deadline: a text about the slow link."""
         self.broken_lines: dict[NodeId, str] = {}
         """By holder whose connection keeps breaking within a step: a text about the last broken transfer."""
         self.verified: dict[NodeId | None, tuple[Step, float]] = {}
-        """By holder: the newest step that it has verified, and the Unix time at which this node recorded this.
-
-        The key None stands for this node.
-        """
+        """By holder (None: this node): the newest step that it has verified, and the Unix time of the record."""
         self.acked: tuple[Step, float] = (NONE, 0.0)
         """The newest step on which this shard voted ACKED, and the monotonic time of that vote."""
         self.passed: tuple[Step, float] = (NONE, 0.0)
@@ -129,10 +102,7 @@ class OwnedShard:
         """Digests of the newest sealed steps of this generation (`ShardProtection.states`)."""
         self._base_step = base_step if self.base is None else self.base.step
         self._given_up: list[str] = []
-        """Reasons of the newest abandoned steps, at most `TROUBLE_COUNT`; empty after a commit.
-
-        Steps whose proposal came too late for the rank are not included.
-        """
+        """Reasons of the newest abandoned steps since the last commit, without proposals that came too late."""
         self._unkept: UnkeptCause | None = None
         """Cause of the newest abandoned step since the last commit, or None."""
         self._note(None, self.core.sealed)
@@ -157,10 +127,7 @@ class OwnedShard:
 
     @property
     def lacks_base(self) -> bool:
-        """True while this node has no copy of the base of its own shard.
-
-        After the first commit the base is no longer needed, and the value is False.
-        """
+        """True while this node has no copy of the base of its own shard, until the first commit."""
         base = self.core.base
         return bool(base) and self.core.committed == NONE and base not in self.core.sealed
 
@@ -209,10 +176,7 @@ class OwnedShard:
         return is_awaited or self.page.rank().standing is not RankStanding.MOVING
 
     def content(self, step: Step) -> Content:
-        """Return the content of `step`: the step and the generation that captured it.
-
-        The base was captured in an earlier generation, and every later step in the running generation.
-        """
+        """Return the content of `step`. Only the base was captured in an earlier generation."""
         return self.base if self.base is not None and step == self.base.step else Content(self.generation, step)
 
     def slot(self, step: Step) -> Slot | None:
@@ -220,11 +184,7 @@ class OwnedShard:
         return self.store.sealed(self.rank, self.content(step))
 
     def source(self, step: Step) -> Slot | None:
-        """Return the slot of this node from which `step` can be sent to holders, or None.
-
-        The slot is sealed, or the rank is still writing it. In the second case, the agent digests the parts that the
-        rank has finished.
-        """
+        """Return the slot from which `step` can be sent: it is sealed, or being written and digested. Else None."""
         content = self.content(step)
         slots = self.store.shards.get(self.rank, [])
         return self.slot(step) or next(
@@ -252,20 +212,15 @@ class OwnedShard:
         self.granted_slot = half.slot
 
     def begin_load(self) -> None:
-        """Increase the number of loads on the shared page, before the agent writes any byte of the restored step.
-
-        A rank that has copied parts of a failed load must copy them again when the number changes.
-        """
+        """Increase the number of loads on the shared page, before the agent writes any byte of the restored step."""
+        # A rank that has copied parts of a failed load must copy them again when the number changes.
         self.arriving = None
         self.page.write(replace(self.page.agent, load=self.page.agent.load + 1, verified=0))
 
     def arrive(self, file: SlotFile, header: SlotHeader, verified_bytes: int) -> None:
         """Record on the shared page how much of the base has arrived, so that the rank can copy this part.
 
-        Args:
-            file: the slot file that receives the base.
-            header: the header with which the slot is or will be sealed.
-            verified_bytes: length of the payload's prefix that was verified against the plan's digest.
+        `verified_bytes` is the length of the payload's prefix that was verified against the plan's digest.
         """
         self.page.write(replace(self.page.agent, verified=verified_bytes))
         self.arriving = self.arriving or Arriving(
@@ -279,10 +234,7 @@ class OwnedShard:
         )
 
     def reserve(self, capacity_bytes: int, layout_hash: bytes) -> None:
-        """Ask the holders to create slots with the size and layout of the rank's current slots.
-
-        A repeated call with the same size and layout changes nothing.
-        """
+        """Ask the holders to create slots with the size and layout of the rank's current slots. Idempotent."""
         if self.reserved == (capacity_bytes, layout_hash):
             return
         self.reserved = (capacity_bytes, layout_hash)
@@ -290,19 +242,13 @@ class OwnedShard:
         self.changed.notify()
 
     def ready(self, peer: NodeId, capacity_bytes: int, layout_hash: bytes) -> None:
-        """Record that the holder `peer` has created its slots for this shard.
-
-        The call is ignored if the rank has requested slots of another size or layout since.
-        """
+        """Record that `peer` has created its slots, unless the rank has requested another size or layout since."""
         if self.reserved == (capacity_bytes, layout_hash):
             self.unready -= {peer}
             self.changed.notify()
 
     async def holders_ready(self) -> bool:
-        """Wait until all holders in view have created their slots, and return True.
-
-        Return False if the rank requests slots with a new size or layout during the wait.
-        """
+        """Wait until all holders in view have created their slots. False if the rank requests other slots meanwhile."""
         reserved = self.reserved
         while reserved is self.reserved and self.unready & self.core.view:
             await self.changed.wait(self.changed.version)
@@ -311,26 +257,15 @@ class OwnedShard:
     def pass_boundary(self, boundary: Step, at_seconds: float) -> None:
         """Record that the rank has finished a step, or that another field of its page has changed.
 
-        The next report to the coordinator contains the content of this page.
-
-        Args:
-            boundary: the last step that the rank finished.
-            at_seconds: time at which the rank began the next step, on the node's monotonic clock. 0 if the rank changed
-                another field.
+        `at_seconds` is the monotonic time at which the rank began the next step; 0 if the rank changed another field.
         """
         if at_seconds:
             self.passed = boundary, self._unix(at_seconds)
         self.on_progress()
 
     def note_first(self, half: RankHalf) -> None:
-        """Record when the rank finished its first step.
-
-        Only the first call after that step sets the time (Unix seconds). The wall clock may be adjusted before later
-        calls.
-
-        Args:
-            half: the part of the shared page that the rank writes.
-        """
+        """Record when the rank finished its first step. Only the first call after that step sets the time."""
+        # The wall clock may be adjusted before later calls.
         if not self.first_passed_at and half.first_passed and half.boundary > self._base_step:
             self.first_passed_at = self._unix(min(half.first_passed / 1e6, monotonic()))
 
@@ -382,11 +317,7 @@ class OwnedShard:
         self._publish()
 
     def hear(self, announcement: Announcement) -> bool:
-        """Apply the coordinator's announcement of steps and write it to the shared page.
-
-        Return whether the agent must also send the rank a message. A rank that waits between two steps reads its page
-        only after a message. A training rank reads its page after every step.
-        """
+        """Apply the coordinator's announcement. Return whether the rank may be waiting and needs a message."""
         might_wait = self.may_wait()
         self._apply(self.core.hear(announcement.committed, announcement.proposed), announcement)
         return might_wait or self.may_wait()
@@ -417,10 +348,7 @@ class OwnedShard:
         self._record_trouble(self.slow_holders, peer, trouble)
 
     def record_broken_connection(self, peer: NodeId, trouble: str) -> None:
-        """Record a description of the failures, if connections to `peer` keep breaking.
-
-        An empty description removes the record.
-        """
+        """Record that connections to `peer` keep breaking. An empty description removes the record."""
         self._record_trouble(self.broken_lines, peer, trouble)
 
     def _record_trouble(self, troubles: dict[NodeId, str], peer: NodeId, trouble: str) -> None:
@@ -433,7 +361,7 @@ class OwnedShard:
     def inventory(self, peer: NodeId, sealed: tuple[tuple[Generation, Step, bytes], ...]) -> None:
         """Record the sealed slots that `peer` has reported when it connected.
 
-        A slot of the peer counts as a copy only if a sealed slot of this node has the same content and digest.
+        A slot counts as a copy only if a sealed slot of this node has the same content and digest.
         """
         steps = set()
         for origin, step, digest in sealed:
@@ -471,7 +399,6 @@ class OwnedShard:
         )
 
     def _why_out(self, peer: NodeId) -> str:
-        """Return the reason, for users, why the holder `peer` is not in view."""
         if peer in self.core.returning:
             return "it answers again and receives the steps that it lacks"
         return self.holder_troubles.get(peer, "it does not answer")
@@ -508,9 +435,9 @@ class OwnedShard:
     def _apply(
         self, core: Shard, announcement: Announcement | None = None, *, unkept: UnkeptCause | None = None
     ) -> None:
-        """Replace this object's immutable `Shard` by `core`, write the rank's page, and wake waiting tasks.
+        """Replace the immutable `Shard`, write the rank's page, wake waiting tasks, and call `on_change`.
 
-        Then call `on_change`. If `core` votes ABANDON for the first time, `unkept` is the cause.
+        If `core` votes ABANDON for the first time, `unkept` is the cause.
         """
         if core == self.core:
             if announcement is not None:
@@ -534,10 +461,7 @@ class OwnedShard:
         self.on_change()
 
     def _publish(self, announcement: Announcement | None = None) -> None:
-        """Write the agent's half of the rank's shared page.
-
-        Without an announcement, the fields that come from an announcement keep their values.
-        """
+        """Write the agent's half of the rank's page. Without an announcement, its fields keep their values."""
         half = self.page.agent
         is_finished = half.proposed == FINISHED
         if announcement is not None:

@@ -1,9 +1,7 @@
 """Tracks a payload while a rank or a transfer writes it: the finished part, and the digests of its chunks.
 
-The payload is written from its beginning. Its finished part is the prefix that the writer will not change any more.
-
-Invariant: the chunks with digests are a prefix of the payload, without gaps. The writer never changes their bytes
-again.
+Invariant: the payload is written from its beginning. The chunks with digests are a prefix, whose bytes the writer never
+changes again.
 """
 
 from __future__ import annotations
@@ -13,11 +11,7 @@ from worker.tasks import Signal
 
 
 class ChunkDigests:
-    """Digests of one payload in one slot, from its first captured bytes until the slot is overwritten.
-
-    Args:
-        header: header of the slot, as it will be sealed: content, sizes, position of the index (the list of tensors).
-    """
+    """Digests of one payload in one slot, from its first captured bytes until the slot is overwritten."""
 
     def __init__(self, header: SlotHeader) -> None:
         self.header = header
@@ -32,7 +26,7 @@ class ChunkDigests:
 
     @property
     def known_count(self) -> int:
-        """Number of the payload's chunks whose digests are computed (`known`)."""
+        """Number of the payload's chunks whose digests are computed."""
         return len(self.known) // DIGEST_BYTES
 
     @property
@@ -56,10 +50,7 @@ class ChunkDigests:
         return self.is_complete and self.known_count == self.chunk_count
 
     def grow(self, final_bytes: int) -> None:
-        """Record that the first `final_bytes` bytes of the payload are finished.
-
-        A value below the current one comes from an outdated message and is ignored.
-        """
+        """Record that the first `final_bytes` bytes of the payload are finished. A lower, outdated value is ignored."""
         self._final_bytes = max(self._final_bytes, final_bytes)
         self.changed.notify()
 

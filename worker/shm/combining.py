@@ -1,10 +1,7 @@
 """Combines bytes of shards by XOR, to build parity shares and to rebuild lost shards from shares.
 
-No other module of the agent imports numpy. An XOR in numpy runs at the speed of a copy. Python's integers take 300
-times as long (`make bench-parity`).
-
-Invariant: the caller owns the target's bytes. A second XOR with the same source undoes the first, so the caller
-combines each source once.
+An XOR in numpy runs at the speed of a copy. Python's integers take 300 times as long (`make bench-parity`). Invariant:
+a second XOR with the same source undoes the first, so the caller combines each source once.
 """
 
 from __future__ import annotations
@@ -19,14 +16,9 @@ def prepare() -> None:
 
 
 def combine(target: memoryview, source: memoryview) -> None:
-    """Replace the first bytes of `target` by their XOR with `source`. The call releases the interpreter lock.
+    """Replace the first bytes of `target` by their XOR with `source`, without the interpreter lock.
 
-    Args:
-        target: uint8[at least the length of `source`], writable and contiguous.
-        source: uint8[n], contiguous.
-
-    Raises:
-        ValueError: `source` is longer than `target`. The target's bytes are unchanged.
+    Both are contiguous uint8. Raises ValueError, with the target unchanged, if `source` is longer.
     """
     import numpy as np
 
@@ -40,14 +32,10 @@ def combine(target: memoryview, source: memoryview) -> None:
 
 
 def replace(target: memoryview, source: memoryview) -> None:
-    """Copy `source` to the start of `target`, and fill the rest with zeros. The call releases the interpreter lock.
+    """Copy `source` to the start of `target`, and fill the rest with zeros, without the interpreter lock.
 
-    Args:
-        target: uint8[at least the length of `source`], writable and contiguous.
-        source: uint8[n], contiguous. The call only reads it, but ctypes requires that it is writable.
-
-    Raises:
-        ValueError: `source` is longer than `target`. The target's bytes are unchanged.
+    Both are contiguous uint8, and ctypes requires that `source` is writable. Raises ValueError, with the target
+    unchanged, if `source` is longer.
     """
     size = _fitting(target, source)
     into = (ctypes.c_char * target.nbytes).from_buffer(target)
@@ -58,10 +46,8 @@ def replace(target: memoryview, source: memoryview) -> None:
 
 
 def _fitting(target: memoryview, source: memoryview) -> int:
-    """Return the size of `source` in bytes. Raise ValueError if `source` is longer than `target`.
-
-    ctypes and numpy do not check the lengths.
-    """
+    """Return the size of `source` in bytes. Raise ValueError if `source` is longer than `target`."""
+    # ctypes and numpy do not check the lengths.
     if source.nbytes > target.nbytes:
         raise ValueError(f"{source.nbytes} bytes do not fit into {target.nbytes} bytes")
     return source.nbytes

@@ -1,8 +1,7 @@
 """Files in memory, by name: the slots and pages of a node, which its ranks map and cannot resize.
 
-Each file is a memfd with the seals F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_SEAL. No file system shows it, so a rank gets
-a descriptor from the agent. The shim holds a second descriptor of each file, so that the node's next agent process
-finds the files again. A file ends with its last descriptor and mapping, at the latest with the node.
+Each file is a memfd with the seals F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_SEAL. The shim holds a second descriptor of
+each file, so that the node's next agent process finds the files again.
 
     agent                                shim
     = name, descriptor  ────▶            holds the file, in place of another of this name
@@ -31,20 +30,16 @@ from worker.node.unix_socket import connect_private
 log = logging.getLogger(__name__)
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 ANSWER_SECONDS = 2.0
-"""Seconds to wait for an answer of the shim, which usually takes 0.1 ms."""
+"""Longest wait for an answer of the shim, which usually takes 0.1 ms."""
 _PACKET_BYTES = 512
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-"""The kernel's setting for huge pages in shared memory."""
 FILES_SOCKET = "files.sock"
 """Name of the shim's socket for files, in the folder of its other socket."""
 HOLD, FORGET, NEXT, END = b"=", b"-", b">", b"."
 
 
 def create_file(name: str, size: int) -> int:
-    """Return the descriptor of a new file without memory, which the caller fills and then seals with `seal`.
-
-    Raises OSError if the process has too many open files.
-    """
+    """Return the descriptor of a new, unsealed file without memory. Raises OSError for too many open files."""
     descriptor = os.memfd_create(f"everstep {name}"[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, size)
     return descriptor
@@ -131,13 +126,7 @@ def _close_all(descriptors: dict[str, int]) -> None:
 
 
 class AgentFiles(HeldFiles):
-    """The files of an agent, which the shim holds, too.
-
-    While no shim answers, the files exist only as long as this process. The next `join` repairs this.
-
-    Args:
-        path: the shim's socket for files.
-    """
+    """The files of an agent, which the shim also holds. While no shim answers, they end with this process."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -158,12 +147,10 @@ class AgentFiles(HeldFiles):
                 self._ask(FORGET, name)
 
     def join(self) -> None:
-        """Connect to a shim. The first time, take over the files of an earlier agent process; otherwise send all files.
+        """Connect to a shim. The first time, take over an earlier agent's files; otherwise send all files.
 
-        The supervisor calls this whenever it has connected to a shim.
-
-        Raises:
-            OSError: the shim does not answer, or this process has too many open files.
+        The supervisor calls this for each new connection to a shim. Raises OSError if the shim does not answer, or for
+        too many open files.
         """
         with self._lock:
             self._hang_up()
@@ -228,10 +215,8 @@ class AgentFiles(HeldFiles):
 
 
 def allow_huge_pages(setting: Path = HUGE_PAGES) -> None:
-    """Let the kernel use huge pages for files that request them, unless an administrator has decided otherwise.
-
-    The kernel allocates huge pages ten times as fast as normal pages. Without root's rights, nothing changes.
-    """
+    """Let the kernel use huge pages for files that request them, unless an administrator has decided otherwise."""
+    # The kernel allocates huge pages ten times as fast as normal pages.
     with contextlib.suppress(OSError):
         if "[never]" in setting.read_text():
             setting.write_text("advise")

@@ -1,11 +1,8 @@
 """Allocates the pages of new slots on the NUMA node of the GPU that will fill them.
 
-The kernel allocates a page of shared memory according to the memory policy of the allocating thread. The agent reads
-the NUMA nodes of GPUs from the driver's folder in /proc and not from NVML, because NVML may be missing or hang with a
-faulty driver.
-
-Invariant: the module changes no memory policy on a machine with one NUMA node or without GPUs, or in a thread that
-already has a policy. Every change is undone.
+The kernel allocates shared memory by the memory policy of the allocating thread. Invariant: the module changes no
+policy on a machine with one NUMA node or without GPUs, or in a thread that already has a policy. Every change is
+undone.
 """
 
 from __future__ import annotations
@@ -17,43 +14,26 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+# The driver's folder is read, because NVML may be missing or hang with a faulty driver. For identical GPUs, the order
+# is also that of CUDA.
 GPUS = Path("/proc/driver/nvidia/gpus")
-"""Folder with one subfolder per GPU, named by PCI address.
-
-The order of the names is the order of GPUs in NVML. For identical GPUs, it is also the order in CUDA.
-"""
+"""Folder with one subfolder per GPU, named by PCI address, in NVML's order."""
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 MEMORY_NODES = Path("/sys/devices/system/node")
 UNKNOWN = -1
 """The kernel's value for a device whose NUMA node is unknown."""
 DEFAULT, PREFERRED = 0, 1
-"""Memory policies: allocate on the thread's own node, or on a given node while it has free memory.
-
-Source: linux/mempolicy.h.
-"""
+"""Policies: allocate on the thread's own node, or on a node while it has free memory. Source: linux/mempolicy.h."""
 _WORD_BITS = 64
 _SET_GET = {"x86_64": (238, 239), "aarch64": (237, 236)}.get(platform.machine())
 """Numbers of the system calls set_mempolicy and get_mempolicy, which libc does not wrap."""
 
 Policy = Callable[[int | None], int | None]
-"""Function that sets the calling thread's preferred NUMA node; None sets the default policy.
-
-It returns the previous policy, or None if the kernel refused the change.
-"""
+"""Sets the calling thread's preferred NUMA node (None: the default). Returns the previous policy, None if refused."""
 
 
 def gpu_nodes(gpus: Path = GPUS, pci_devices: Path = PCI_DEVICES, memory_nodes: Path = MEMORY_NODES) -> tuple[int, ...]:
-    """Return the NUMA node of each GPU.
-
-    Args:
-        gpus: folder in which NVIDIA's driver lists the GPUs.
-        pci_devices: folder in which the kernel lists PCI devices.
-        memory_nodes: folder in which the kernel lists NUMA nodes.
-
-    Returns:
-        NUMA nodes by GPU number, `UNKNOWN` if the kernel reports none. Empty without GPUs, or if the machine has only
-            one NUMA node.
-    """
+    """Return the NUMA node of each GPU, or `UNKNOWN`. Empty without GPUs or with a single NUMA node."""
     try:
         if len(list(memory_nodes.glob("node[0-9]*"))) < 2:
             return ()
@@ -71,8 +51,7 @@ def _node(path: Path) -> int:
 def set_policy(node: int | None) -> int | None:
     """Set the NUMA node on which the kernel allocates the calling thread's new memory (see `Policy`).
 
-    If the thread has a policy other than the default, for example from numactl, only None changes it. None sets the
-    default policy. Return the previous policy, or None if the kernel refused.
+    If the thread has a policy other than the default, for example from numactl, only None changes it.
     """
     if _SET_GET is None:
         return None
@@ -94,17 +73,7 @@ def set_policy(node: int | None) -> int | None:
 
 @contextmanager
 def near(node: int | None, policy: Policy = set_policy) -> Iterator[None]:
-    """Allocate the calling thread's new pages on a NUMA node while the context is open.
-
-    If this NUMA node has no free memory, the kernel allocates the pages on other NUMA nodes.
-
-    Args:
-        node: number of the NUMA node; None changes nothing.
-        policy: sets the calling thread's NUMA policy and returns the previous policy; see `Policy`.
-
-    Yields:
-        Nothing.
-    """
+    """Allocate the calling thread's new pages on a NUMA node, if it has free memory, while the context is open."""
     is_set = node is not None and policy(node) == DEFAULT
     try:
         yield

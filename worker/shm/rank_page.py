@@ -1,7 +1,5 @@
 """The memory page that a rank and its agent share (layout: `everstep.protocol.rank_messages`).
 
-The page has two halves: the agent writes one half, the rank writes the other.
-
 Invariant: the agent writes its half before it sends a message that depends on the new content. After a restart, the
 agent finds the announced facts on the page.
 """
@@ -56,10 +54,7 @@ class RankPage:
         return True
 
     def rank(self) -> RankHalf:
-        """Return what the rank has written to its half of the shared page.
-
-        If the current content is corrupt or belongs to another generation, return the last valid content.
-        """
+        """Return the last valid content of this generation that the rank has written to its half."""
         found = read_rank_half(self._view)
         if found is not None and found.generation == self.agent.generation:
             self._rank = found
@@ -74,17 +69,9 @@ class RankPage:
 
 
 def last_agent_half(name: str, files: HeldFiles) -> AgentHalf | None:
-    """Return the agent's half of the page that a rank of an earlier generation has left.
+    """Return the agent's half of a page of an earlier generation, whose rank must have exited.
 
-    The rank must have exited.
-
-    Args:
-        name: the page, as the store names it.
-        files: memory of the node.
-
-    Returns:
-        The agent's half. None if the page is unreadable or empty, or if its committed step exceeds the maximum number
-        of steps of a training.
+    None if the page is unreadable or empty, or if its committed step exceeds the maximum of a training.
     """
     page = _left_page(name, files)
     half = read_agent_half(page) if page is not None else None
@@ -92,15 +79,7 @@ def last_agent_half(name: str, files: HeldFiles) -> AgentHalf | None:
 
 
 def last_half(name: str, files: HeldFiles) -> RankHalf | None:
-    """Return the rank's half of a page, as the rank has left it at its exit.
-
-    Args:
-        name: the page, as the store names it.
-        files: memory of the node.
-
-    Returns:
-        The rank's half. None if the rank wrote nothing, or if the page is corrupt.
-    """
+    """Return the rank's half of a page after its exit. None if the rank wrote nothing, or if the page is corrupt."""
     page = _left_page(name, files)
     if page is None:
         return None

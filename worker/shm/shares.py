@@ -2,12 +2,11 @@
 
     contribution of a rank ──begin──▶ Accumulation ──take, per verified chunk──▶ slot ──finish, by all──▶ sealed
 
-A share occupies ordinary slots of the `SlotStore` under the owner `share_owner(rank)`. Other modules therefore treat a
-share like a shard (docs/adr/0035-parity-in-memory.md).
+A share occupies ordinary slots of the `SlotStore` under the owner `share_owner(rank)`
+(docs/adr/0035-parity-in-memory.md).
 
 Invariant: the bytes of a WRITING share are the XOR of exactly the chunks that its `ParityShare` records. Both change
-under one lock. A row (the place of one chunk in the share) has undefined bytes until it contains a chunk. The first
-chunk of a row is therefore copied instead of combined.
+under one lock. A row (the place of one chunk) has undefined bytes until its first chunk is copied there.
 """
 
 from __future__ import annotations
@@ -32,10 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class Accumulation:
-    """One parity share that is not sealed yet: its slot, and the shards that were combined in it so far.
-
-    `Shares` creates the object, and the threads of streams call `take`.
-    """
+    """One parity share that is not sealed yet: its slot, and the shards that were combined in it so far."""
 
     def __init__(self, stripe: Stripe, holder: Rank, content: Content, slot: Slot, share: ParityShare) -> None:
         self.stripe = stripe
@@ -54,8 +50,8 @@ class Accumulation:
     def begin(self, contribution: Contribution) -> bool:
         """Record that a rank of the stripe begins to contribute a part of its shard to this share.
 
-        Return False if the same rank has begun to contribute a shard with another digest for this step before. The
-        caller must then begin with a new object, because the chunks of that shard cannot be removed from the share.
+        Return False if the rank has contributed a shard with another digest for this step. Its chunks cannot be
+        removed, so the caller must begin with a new object.
         """
         with self._lock:
             begun = self.share.begin(contribution)
@@ -70,16 +66,7 @@ class Accumulation:
         return frozenset(chunk for chunk in chunks if self.share.accepts(contribution.rank, self.stripe.row_of(chunk)))
 
     def take(self, rank: Rank, chunk: int, data: memoryview) -> bool:
-        """Combine a chunk with the share, unless the share contains the chunk already. Thread-safe.
-
-        Args:
-            rank: the rank of the stripe that owns the chunk.
-            chunk: index of the chunk in this rank's shard.
-            data: the bytes of the chunk, which the caller has compared with the chunk's digest.
-
-        Returns:
-            True if the share contains the chunk now. False if this object accepts no more chunks (`end`).
-        """
+        """Combine a verified chunk with the share once. Return False if it accepts no more chunks. Thread-safe."""
         combining.prepare()  # Import numpy before the lock is taken, because the import can take a second.
         row = self.stripe.row_of(chunk)
         begin = row * self.stripe.chunk_bytes
@@ -94,11 +81,7 @@ class Accumulation:
             return True
 
     def finish(self, contribution: Contribution) -> bool:
-        """Record that a rank of the stripe has sent the last chunk of its contribution to this share.
-
-        Return True once: for the first call after which the share contains every contribution. The caller then seals
-        it.
-        """
+        """Record the end of a rank's contribution. Return True once, when the caller must seal the complete share."""
         chunks = self.stripe.contributed(contribution.rank, self.holder, contribution.payload_bytes)
         with self._lock:
             self.share = self.share.finish(contribution.rank, map(self.stripe.row_of, chunks))
@@ -126,7 +109,6 @@ class Membership:
 
     stripe: Stripe
     holder: Rank
-    """The rank of the stripe on this node, to which the share belongs."""
 
 
 class Shares:
@@ -140,14 +122,10 @@ class Shares:
         keep: Callable[[Rank, Step], Collection[Content]],
         slot_count: int,
     ) -> None:
-        """Create the object for one generation. No share is being built yet.
+        """Create the object for one generation, with the stripe of each rank of this node; empty without parity.
 
-        Args:
-            store: this node's slots of the run.
-            stripes: by rank of this node, the ranks of its stripe; empty without parity.
-            keep: returns which steps of a share or shard this node must not overwrite. Its second argument is the
-                newest committed step, which the owners of the shards in the share report.
-            slot_count: maximum number of slots per share.
+        `keep` returns which steps of a share or shard must not be overwritten, given the newest committed step that the
+        owners report. `slot_count` is the maximum per share.
         """
         self.memberships: dict[Rank, Membership] = {
             contributor: Membership(Stripe(stripe), holder)
@@ -155,7 +133,7 @@ class Shares:
             for contributor in stripe
             if contributor != holder
         }
-        """By contributing rank: its stripe, and the rank of this node that holds the share."""
+        """By contributing rank."""
         self._store = store
         self._keep = keep
         self._slot_count = slot_count
@@ -167,10 +145,7 @@ class Shares:
         self._sealing = Background()
 
     def inventory(self, contributor: Rank) -> tuple[tuple[Content, bytes], ...]:
-        """Return the steps at which a sealed share of this node contains the shard of the rank `contributor`.
-
-        Each entry has the content (generation and step) and the shard's digest.
-        """
+        """Return content and digest of the shards of `contributor` that sealed shares of this node contain."""
         member = self.memberships[contributor]
         return tuple(
             (content, each.digest)
@@ -181,10 +156,7 @@ class Shares:
         )
 
     def has(self, content: Content, contribution: Contribution) -> bool:
-        """Return whether a sealed parity share of this node includes this shard at this step.
-
-        The shard's rank then need not send the shard to this node.
-        """
+        """Return whether a sealed share includes this shard at this step, so that it need not be sent again."""
         member = self.memberships[contribution.rank]
         slot = self._store.sealed(share_owner(member.holder), content)
         return slot is not None and self._is_of(member, slot) and contribution in contributions_of(slot.file)
@@ -194,14 +166,9 @@ class Shares:
         return self._accumulations.get((holder, content))
 
     async def reserve(self, contributor: Rank, shard_bytes: int) -> None:
-        """Create the slots of the share before the first contribution.
+        """Create the slots of the share before the first contribution, for shards with slots of `shard_bytes` capacity.
 
-        Args:
-            contributor: the rank whose shard becomes part of the share.
-            shard_bytes: capacity in bytes of the slots of the contributor's shard on its own node.
-
-        Raises:
-            NoRoom: the node's memory for slots is exhausted.
+        Raises NoRoom if the node's memory for slots is exhausted.
         """
         member = self.memberships[contributor]
         if shard_bytes > MAX_SHARD_BYTES:  # Reserve nothing: this node will later refuse the shard as too large.
@@ -225,20 +192,12 @@ class Shares:
     ) -> Accumulation | None:
         """Begin to combine another rank's shard with a share of this node. Call this only if `has` returns False.
 
-        Args:
-            content: generation and step of the shard.
-            contribution: the shard's owner, sizes and digests, as the share's index will list them.
-            shard_bytes: the capacity of the shard's slots on its own node.
-            committed: the newest committed step that the shard's owner has reported with its announcement.
-            on_emptied: called when this call empties a share that already contains other ranks' shards, even if the
-                call then raises an error. The caller makes all ranks send their shards again.
+        `shard_bytes` is the capacity of the shard's slots on its own node, `committed` the newest committed step of its
+        owner. `on_emptied` is called when this call empties a share with other ranks' shards, which all ranks must then
+        send again, even if the call then fails.
 
-        Returns:
-            The share, to which the caller adds the shard's chunks. None if every slot must be kept, or if the shard is
-            outdated.
-
-        Raises:
-            NoRoom: the node's memory for slots is exhausted.
+        Return None if every slot must be kept, or if the shard is outdated. Raises NoRoom if the node's memory for
+        slots is exhausted.
         """
         member = self.memberships[contribution.rank]
         owner = share_owner(member.holder)
@@ -290,10 +249,7 @@ class Shares:
             self._sealing.begin(self._seal(accumulation))
 
     async def _seal(self, accumulation: Accumulation) -> None:
-        """Seal the slot of a parity share that contains every contribution.
-
-        This method runs as a separate task, so that the loss of a contributor's connection does not cancel it.
-        """
+        # Runs as a separate task, so that the loss of a contributor's connection does not cancel it.
         if accumulation.is_over:  # The node has begun to use the slot for another content.
             return
         stripe, slot, announced = accumulation.stripe, accumulation.slot, accumulation.share.announced

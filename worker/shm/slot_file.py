@@ -33,22 +33,10 @@ class SlotFile:
 
     @classmethod
     def create(cls, name: str, files: HeldFiles, header: SlotHeader, cancelled: threading.Event) -> SlotFile:
-        """Create the file with all memory allocated and zero, replacing a file of the same name.
+        """Create the file with all memory allocated and zero, in place of a file of the same name. Called in a thread.
 
-        Processes that have mapped the old file can still use its memory. Called in a thread, because 1 GiB of memory
-        takes up to a second.
-
-        Args:
-            name: the slot, as the store names it.
-            files: memory of the node, to which the call adds the file.
-            header: its `capacity_bytes` is the maximum size of the payload.
-            cancelled: stops the creation when set; checked after every `PIECE_BYTES`.
-
-        Returns:
-            The mapped file with `header` written; the caller closes it.
-
-        Raises:
-            OSError: the kernel has no memory (ENOMEM), or `cancelled` was set (ECANCELED). No file is left behind.
+        Processes that have mapped the old file can still use its memory. 1 GiB takes up to a second. Raises OSError,
+        and leaves no file, if the kernel has no memory (ENOMEM) or `cancelled` was set (ECANCELED).
         """
         size = HEADER_BYTES + header.capacity_bytes
         descriptor = create_file(name, size)
@@ -69,18 +57,10 @@ class SlotFile:
 
     @classmethod
     def adopt(cls, name: str, files: HeldFiles) -> SlotFile:
-        """Map a slot that an earlier agent process has created.
+        """Map a slot in any state that an earlier agent process has created, without a check of its payload.
 
-        Args:
-            name: a slot in any state.
-            files: memory of the node.
-
-        Returns:
-            The mapped file with its header. The payload is not checked.
-
-        Raises:
-            ProtocolError: the header is corrupt, has another version, or contradicts the file's size.
-            OSError: the file cannot be mapped.
+        Raises ProtocolError if the header is corrupt, has another version, or contradicts the file's size, and OSError
+        if the file cannot be mapped.
         """
         mapping, size = _map(name, files)
         try:
@@ -98,13 +78,7 @@ class SlotFile:
     def void(cls, name: str, files: HeldFiles, header: SlotHeader) -> SlotFile:
         """Turn a file into an empty slot, in place. A rank that has mapped the file keeps its mapping.
 
-        Args:
-            name: a slot whose content is not trusted.
-            files: memory of the node. Without this file, or if the file is no slot, the returned slot has no file.
-            header: an EMPTY header. The capacity of the file replaces the capacity in this header.
-
-        Returns:
-            The slot.
+        `header` is EMPTY, with the file's capacity. Without a valid file, the returned slot has no file.
         """
         try:
             mapping, size = _map(name, files)
@@ -129,10 +103,8 @@ class SlotFile:
         return Content(self.header.origin_generation, self.header.step)
 
     def write_header(self, header: SlotHeader) -> None:
-        """Write `header` to the slot's file.
-
-        A partly written header has an invalid digest, so readers treat the slot as empty.
-        """
+        """Write `header` to the slot's file."""
+        # A partly written header has an invalid digest, so readers treat the slot as empty.
         self._view[:HEADER_BYTES] = pack_header(header)
         self.header = header
 
@@ -142,28 +114,18 @@ class SlotFile:
             self.write_header(replace(self.header, state=SlotState.EMPTY))
 
     def drop(self) -> None:
-        """Forget the slot's file.
-
-        The slot is empty and has no capacity until its file is created again. Processes that have mapped the file can
-        still use its memory. Further calls change nothing.
-        """
+        """Forget the slot's file, whose memory other processes may still use. Idempotent."""
         self.empty()
         self.header = replace(self.header, capacity_bytes=0)
         self.close(unlink=True)
 
     def payload(self, start: int = 0, end: int | None = None) -> memoryview:
-        """Return the bytes `start` to `end` of the payload; `end` defaults to the payload's length.
-
-        The caller must release the returned view before the slot is closed.
-        """
+        """Return a range of the payload, by default all. The caller must release the view before the slot is closed."""
         stop = self.header.payload_bytes if end is None else end
         return self._view[HEADER_BYTES + start : HEADER_BYTES + stop]
 
     def close(self, *, unlink: bool = False) -> None:
-        """Unmap the slot's file, and forget it if `unlink` is True.
-
-        If a memoryview of the payload is still in use, the kernel frees the memory when the memoryview is released.
-        """
+        """Unmap the slot's file, and forget it if `unlink` is True."""
         if unlink:
             self._files.forget(self.name)
         self._view.release()
@@ -183,10 +145,7 @@ def _map(name: str, files: HeldFiles) -> tuple[mmap.mmap, int]:
 
 
 def _allocate(descriptor: int, mapping: mmap.mmap, cancelled: threading.Event) -> None:
-    """Allocate the memory of a new slot file, as huge pages where the kernel supports them.
-
-    The work is done in pieces, between which it can be cancelled.
-    """
+    """Allocate the memory of a new slot file in pieces, as huge pages where the kernel supports them."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
     prefer_huge(address, len(mapping))
     for start in range(0, len(mapping), PIECE_BYTES):

@@ -5,13 +5,8 @@ A grant permits a rank or a transfer to overwrite a slot. The names of the files
     <run>/rank-<r>.slot-<i>      a slot (`slot_file`)
     <run>/rank-<r>.word          a rank's page (`rank_page`)
 
-`worker.core.strays` decides how long this node stores a slot whose shard the plan places on another node.
-
 Invariant: before `grant` returns a slot, it cancels and joins every reader of the slot. No task therefore reads or
 digests the old content of a granted slot.
-
-The module has more than 500 lines. It stays one module, because grants, readers and digests change the same state of a
-slot.
 """
 
 from __future__ import annotations
@@ -57,17 +52,11 @@ from worker.tasks import Signal, end, ended
 
 log = logging.getLogger(__name__)
 INLINE_DIGEST_BYTES = 1024 * 1024
-"""Maximum payload that is digested on the event loop.
-
-At 30 GiB/s this takes 0.03 ms, less than the start of a thread.
-"""
+"""Maximum payload digested on the event loop. At 30 GiB/s this takes 0.03 ms, less than the start of a thread."""
 BATCH_BYTES = 32 * 1024 * 1024
 """Maximum bytes that a thread digests before it publishes the new digests."""
 VERIFY_THREADS = min(8, os.cpu_count() or 1)
-"""Number of threads with which a node verifies shards during a restore.
-
-Each thread reads 30 GiB/s, so a few threads use the whole memory bandwidth.
-"""
+"""Threads that verify shards during a restore. Each reads 30 GiB/s, so a few use the whole memory bandwidth."""
 _SLOT_NAME = re.compile(r"\w+/rank-(\d+)\.slot-(\d+)")
 T = TypeVar("T")
 
@@ -81,20 +70,17 @@ class Slot:
     pins: int = 0
     is_busy: bool = False
     digests: ChunkDigests | None = None
-    """Digests of the slot's content, which is being written or is sealed. None if no digest was computed yet.
-
-    The digests are not stored in the slot's file.
-    """
+    """Digests of the content that is being written or is sealed, not stored in the file. None if not computed yet."""
     arrived: dict[int, bytes] = field(default_factory=dict)
     """Digests of the chunks that a running transfer into this slot has received and verified, by chunk index."""
 
     def is_written_with(self, content: Content) -> bool:
-        """Return whether the slot is being filled with the shard of this step and generation (`content`)."""
+        """Return whether the slot is being filled with this content."""
         return self.file.header.state is SlotState.WRITING and self.file.content == content
 
     @property
     def sealed_content(self) -> Content | None:
-        """The generation and step of the shard in a sealed slot; None if the slot is not sealed."""
+        """The content of a sealed slot; None if the slot is not sealed."""
         return self.file.content if self.file.header.state is SlotState.SEALED else None
 
     @property
@@ -112,11 +98,7 @@ class Slot:
 class SlotStore:
     """The slots of one run. The agent owns the store, and calls every method on its event loop.
 
-    Args:
-        files: hold the slots and pages, also for the node's next agent process.
-        memory_bytes: maximum memory of all slots together.
-        inline_digest_bytes: size up to which a payload is digested on the event loop, without a thread.
-        now: returns the present time in seconds of a clock that does not jump.
+    `memory_bytes` limits all slots together. `files` hold the slots and pages, also for the node's next agent process.
     """
 
     files: HeldFiles
@@ -132,10 +114,7 @@ class SlotStore:
         self.memory_nodes: Mapping[Rank, int] = {}
         """NUMA node for the slots of each rank. For ranks without an entry, the kernel chooses."""
         self.strays = Strays()
-        """Facts that decide which strays the store drops. A stray is a slot whose shard the plan places on other nodes.
-
-        The generation's `Member` replaces this object whenever the facts change.
-        """
+        """Facts that decide which strays the store drops. The `Member` replaces this object when they change."""
         self.making = Signal()
         """Notified when a task begins to choose or create a slot of any shard (see `is_making`)."""
         self._makers: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -147,8 +126,8 @@ class SlotStore:
     def open_run(self, job: JobName, run: RunId) -> None:
         """Adopt the slots of `run` and remove the slots of all other runs.
 
-        A process may still write to a slot that was incomplete when the last agent process ended. This slot stays busy,
-        so that no rank receives it, until the caller calls `settle_copiers`.
+        A slot that was incomplete when the last agent process ended stays busy until the caller calls `settle_copiers`,
+        because a process may still write to it.
         """
         if self.run == run:
             return
@@ -197,11 +176,7 @@ class SlotStore:
         )
 
     def settle_copiers(self, rank: Rank) -> None:
-        """Empty the busy slots of a rank: slots into which a process may have written until now.
-
-        The caller guarantees that no process writes into these slots any more: the rank has stopped copying or has
-        exited, or the stream that filled the slots has ended.
-        """
+        """Empty the busy slots of a rank, into which no process writes any more, as the caller guarantees."""
         for slot in self.shards.get(rank, []):
             if slot.is_busy:
                 slot.is_busy = False
@@ -231,10 +206,7 @@ class SlotStore:
         return [name for name in self.files.names() if name.startswith(f"{self.run}/") and name.endswith(".word")]
 
     def ended_ranks(self) -> EndedRanks | None:
-        """Return the newest generation whose ranks left shared pages on this node, and the highest step they finished.
-
-        The ranks of this generation must have exited.
-        """
+        """Return the newest generation whose ranks left pages, and their highest step. They must have exited."""
         halves = [half for name in self._pages() if (half := last_half(name, self.files)) is not None]
         newest = max((half.generation for half in halves), default=None)
         if newest is None:
@@ -245,13 +217,10 @@ class SlotStore:
         )
 
     def page_commits(self) -> tuple[PageCommit, ...]:
-        """Return the newest committed step on the ranks' shared pages of each generation, oldest generation first.
-
-        The agent calls this method when it promises a new generation, after all streams are closed. An unreadable page
-        is skipped, because the control plane needs only one readable page with the newest committed step, on any node.
-        """
+        """Return the newest committed step on the pages of each generation, oldest first, once streams are closed."""
         newest: dict[Generation, Step] = {}
         for name in self._pages():
+            # The control plane needs only one readable page with the newest committed step, on any node.
             half = last_agent_half(name, self.files)
             if half is None:
                 log.warning("the page %s is unreadable, so its committed step is not reported", name)
@@ -299,22 +268,14 @@ class SlotStore:
         slot_count: int,
         free: Callable[[Sequence[SlotView], Collection[Content]], int | None] = writable,
     ) -> int | None:
-        """Prepare a slot for writing `content`, and mark the slot as WRITING.
+        """Prepare a slot for writing `content`, mark it as WRITING, and return its index.
 
-        Args:
-            rank: the rank that owns the shard.
-            content: the content that will be written.
-            keep: contents of this shard that must not be overwritten.
-            capacity_bytes: maximum size of the payload. A smaller slot is replaced by a slot of this size.
-            layout_hash: hash of the owner's layout, 16 bytes.
-            slot_count: maximum slots of this shard on this node.
-            free: function that returns the index of the slot to overwrite, given all slots and `keep`.
+        `keep` are contents of this shard that must not be overwritten. A smaller slot is replaced by one of
+        `capacity_bytes`. `slot_count` is the maximum of this shard. `free` returns the index of the slot to overwrite,
+        given all slots and `keep`.
 
-        Returns:
-            Index of the slot. None if every slot is protected, pinned or busy, so that no slot may be written now.
-
-        Raises:
-            NoRoom: the node's memory for slots is exhausted; the error contains the required and available bytes.
+        Return None if every slot is protected, pinned or busy. Raises NoRoom if the node's memory for slots is
+        exhausted.
         """
         async with self._alone(rank):
             slots = self.shards.setdefault(rank, [])
@@ -351,17 +312,7 @@ class SlotStore:
             return index
 
     async def reserve(self, rank: Rank, *, capacity_bytes: int, layout_hash: bytes, slot_count: int) -> None:
-        """Create this shard's slots before the first capture. Slots with content stay unchanged.
-
-        Args:
-            rank: the rank that owns the shard.
-            capacity_bytes: room for one payload.
-            layout_hash: uint8[16], layout of the payload that will be captured.
-            slot_count: number of slots that the shard gets.
-
-        Raises:
-            NoRoom: the node's memory for slots is exhausted; the error contains the required and available bytes.
-        """
+        """Create this shard's empty slots before the first capture. Raises NoRoom if the memory is exhausted."""
         async with self._alone(rank):
             slots = self.shards.setdefault(rank, [])
             empty = replace(self._header(rank), capacity_bytes=capacity_bytes, layout_hash=layout_hash)
@@ -391,7 +342,6 @@ class SlotStore:
         return self._makers[rank].locked()
 
     async def _enlarge(self, slot: Slot, rank: Rank, index: int, header: SlotHeader) -> None:
-        """Create the slot's file again with a larger capacity. Without enough memory, the slot then has no file."""
         slot.file.drop()
         slot.file = await self._create(rank, index, header)
 
@@ -430,16 +380,10 @@ class SlotStore:
             del self._creating[rank]
 
     def _make_room(self, rank: Rank, capacity_bytes: int) -> None:
-        """Remove slots of strays until a new slot of a shard fits, oldest content first.
+        """Remove slots of strays that `Strays.makes_way` permits until a new slot fits, oldest content first.
 
-        Only slots that `Strays.makes_way` permits are removed. If they are too small together, none is removed.
-
-        Args:
-            rank: the rank whose shard needs the new slot.
-            capacity_bytes: size of the new slot.
-
-        Raises:
-            NoRoom: the slot does not fit beside the slots that it must leave to other shards (`Strays.slots_ahead`).
+        If they are too small together, none is removed. Raises NoRoom if the slot does not fit beside the slots that it
+        must leave to other shards (`Strays.slots_ahead`).
         """
         strays = [
             (owner, slot) for owner, slots in self.shards.items() if owner not in self.strays.placed for slot in slots
@@ -461,7 +405,6 @@ class SlotStore:
                 self._forget_if_empty(owner)
 
     def _contents(self) -> dict[Rank, list[Content | None]]:
-        """Return the slots that have memory, as input for `Strays.slots_ahead`."""
         found: dict[Rank, list[Content | None]] = {
             rank: [slot.sealed_content for slot in slots if slot.file.header.capacity_bytes]
             for rank, slots in self.shards.items()
@@ -482,15 +425,9 @@ class SlotStore:
         return NoRoom(needed_bytes=needed_bytes, available_bytes=memory_facts().available_bytes, is_passing=True)
 
     def follow(self, slot: Slot, header: SlotHeader) -> tuple[ChunkDigests, bool]:
-        """Return the digests of the content that a rank or a transfer is writing into a slot.
+        """Return the digests of the content that a writer, which reports `header`, writes into a granted slot.
 
-        Args:
-            slot: slot that was granted for this content.
-            header: sizes and index position as the writer reports them.
-
-        Returns:
-            (the digests, whether this call created them). New digests are empty, and the caller must run
-            `seal_followed`.
+        The second result is True if this call created the digests. The caller must then run `seal_followed`.
         """
         header = replace(header, state=SlotState.WRITING, capacity_bytes=slot.file.header.capacity_bytes)
         if slot.digests is not None and slot.digests.header == header:
@@ -502,14 +439,9 @@ class SlotStore:
     async def seal_followed(self, slot: Slot, digests: ChunkDigests, *, expected: bytes | None = None) -> bytes | None:
         """Digest each part of the content as soon as the writer has finished it; seal the slot after the last part.
 
-        Args:
-            slot: the slot of these digests.
-            digests: the result of `follow`. The caller records the writer's progress in them (`ChunkDigests.grow`).
-            expected: the owner's digest, for a restored shard. Other content is not sealed.
-
-        Returns:
-            The digest of the payload. None if the digest differs from the expected digest; the slot is then emptied.
-            Also None if the slot was reused for another step meanwhile, or the rank abandoned the capture.
+        The caller records the writer's progress in `digests` (`ChunkDigests.grow`). Return the payload's digest. None
+        if it differs from `expected`, and the slot is then emptied; also if the slot was reused meanwhile, or the rank
+        abandoned the capture.
         """
         if slot.digests is not digests:
             return None
@@ -523,17 +455,10 @@ class SlotStore:
         return self._declare(slot, digests)
 
     async def seal(self, rank: Rank, index: int, header: SlotHeader, *, expected: bytes | None = None) -> bytes | None:
-        """Digest the complete content of a slot and seal the slot.
+        """Digest the complete content of a slot that is WRITING, seal it, and return the payload's digest.
 
-        Args:
-            rank: the rank that owns the shard.
-            index: index of the slot, which is WRITING with the step of `header`.
-            header: the content's sizes and the position of its index of tensors, as the writer reported them.
-            expected: the owner's digest, for a restored shard. Content with another digest is not sealed.
-
-        Returns:
-            The digest of the payload. None if it differs from `expected`, or if the slot was granted for another step
-            or its capture was abandoned meanwhile.
+        None if it differs from `expected`, or if the slot was granted for another step or its capture was abandoned
+        meanwhile.
         """
         slot = self.shards[rank][index]
         digests, _ = self.follow(slot, header)
@@ -541,16 +466,7 @@ class SlotStore:
         return await self.seal_followed(slot, digests, expected=expected)
 
     def seal_verified(self, slot: Slot, header: SlotHeader, chunk_digests: bytes) -> bytes:
-        """Seal a slot whose chunks were all verified against `chunk_digests`, and return the payload's digest.
-
-        Args:
-            slot: slot in the state WRITING, completely received.
-            header: sizes and index position as the owner reported them.
-            chunk_digests: chunk digests of the payload, in order.
-
-        Returns:
-            uint8[DIGEST_BYTES].
-        """
+        """Seal a slot whose chunks were all verified against `chunk_digests`, and return the payload's digest."""
         digests = ChunkDigests(header)
         digests.add(chunk_digests)
         return self._declare(slot, digests)
@@ -571,10 +487,7 @@ class SlotStore:
         slot.file.empty()
 
     def give_up(self, rank: Rank, content: Content) -> None:
-        """Cancel all tasks that already read the slot into which the rank copies `content`.
-
-        The agent calls this when the rank abandons this snapshot before the copy is complete.
-        """
+        """Cancel all tasks that read the slot into which the rank copies `content`, because it abandons the copy."""
         for slot in self.shards.get(rank, []):
             if slot.is_written_with(content):
                 slot.digests = None
@@ -584,14 +497,8 @@ class SlotStore:
     async def verify(self, slot: Slot, *, threads: int = 1, is_pressing: bool = False) -> bool | None:
         """Digest a sealed slot again. A slot that does not match its own digest is emptied.
 
-        Args:
-            slot: a slot in any state.
-            threads: number of threads that digest one part each.
-            is_pressing: True if training waits for the result. The threads then run at the agent's priority.
-
-        Returns:
-            True if the content matches the header, False if not. None if the slot is not sealed, or was reused for
-            another step during the call.
+        If training waits for the result (`is_pressing`), the threads run at the agent's priority. Return whether the
+        content matches the header. None if the slot is not sealed, or was reused during the call.
         """
         header = slot.file.header
         if header.state is not SlotState.SEALED:
@@ -611,19 +518,13 @@ class SlotStore:
         return True
 
     async def digests(self, slot: Slot) -> ChunkDigests | None:
-        """Return the chunk digests of a slot. For a sealed slot, unknown digests are computed first.
-
-        Return None if the content does not match its digest, or if the slot was reused for another step meanwhile.
-        """
+        """Return a slot's chunk digests, computed if unknown. None if they do not match or the slot was reused."""
         if slot.digests is None and not await self.verify(slot):
             return None
         return slot.digests
 
     async def state_digest(self, slot: Slot) -> bytes | None:
-        """Return the digest of the tensors in a slot that this store has sealed (`slot.state_digest`).
-
-        Return None if the slot was reused for another step meanwhile.
-        """
+        """Return the digest of the tensors in a slot that this store has sealed. None if it was reused meanwhile."""
         if slot.digests is None or not slot.digests.is_sealed:
             return None
         header, known = slot.digests.header, slot.digests.known
@@ -639,14 +540,9 @@ class SlotStore:
         return await self.reading(slot, in_thread(work))
 
     async def reading(self, slot: Slot, work: Coroutine[object, object, T]) -> T | None:
-        """Run `work` on the slot's content as a task. `grant` cancels the task if it reuses the slot for another step.
+        """Run `work`, which only reads the slot's content, as a task that `grant` cancels if it reuses the slot.
 
-        Args:
-            slot: the slot; it stays mapped until `work` has ended.
-            work: only reads, and returns soon after a cancellation.
-
-        Returns:
-            The result of `work` (never None), or None if the slot was reused for another step during the call.
+        Return the result of `work` (never None), or None if the slot was reused for another step during the call.
         """
         task = asyncio.create_task(work)
         slot.readers.add(task)
@@ -698,10 +594,7 @@ class SlotStore:
         self._refused_at.clear()
 
     async def empty_all_but(self, keep: Mapping[Rank, Collection[Content]]) -> None:
-        """Empty all slots whose content (generation and step of a shard) is not in `keep`.
-
-        Remove their files if the plan places the shard elsewhere.
-        """
+        """Empty all slots whose content is not in `keep`, and remove the files of shards that are placed elsewhere."""
         for rank, slots in list(self.shards.items()):
             for slot in slots:
                 if slot.view.content not in keep.get(rank, set()):
@@ -721,7 +614,7 @@ class SlotStore:
 
 
 def contributions_of(share: SlotFile) -> tuple[Contribution, ...]:
-    """Return the shards that a sealed share contains. The result is empty if the share's list of them is damaged."""
+    """Return the shards that a sealed share contains. Empty if the share's list of them is damaged."""
     begin = share.header.index_offset
     try:
         with share.payload(begin, begin + share.header.index_bytes) as index:
@@ -744,16 +637,8 @@ def _digest_chunks(file: SlotFile, size: int, chunks: range, cancelled: threadin
 async def in_thread(work: Callable[[threading.Event], T], *, is_pressing: bool = False) -> T:
     """Run `work` in a thread. The thread has ended when this returns, even if the caller is cancelled.
 
-    Args:
-        work: receives an event that is set on cancellation. It must check the event between pieces and then return
-            early.
-        is_pressing: True if the thread runs at the agent's priority; False if it runs at the priority of ranks.
-
-    Returns:
-        The result of `work`.
-
-    Raises:
-        asyncio.CancelledError: the caller was cancelled; the thread has ended.
+    `work` receives an event that is set on cancellation, and must check it between pieces. `is_pressing` runs the
+    thread at the agent's priority instead of that of ranks. Raises asyncio.CancelledError if the caller was cancelled.
     """
     cancelled = threading.Event()
     own = os.getpriority(os.PRIO_PROCESS, 0)

@@ -1,8 +1,7 @@
 """AWS clients of the agent for S3, secrets and roles: plain boto3 clients with explicit time-outs.
 
-Invariant: in local mode (EVERSTEP_LOCAL=1), the agent sends bytes only to loopback addresses. `aws_client` checks the
-endpoint that botocore has resolved, before the first call. No error text and no `repr` contains credentials or the
-value of a secret.
+Invariant: in local mode (EVERSTEP_LOCAL=1), the agent sends bytes only to loopback addresses. No error text and no
+`repr` contains credentials or the value of a secret.
 """
 
 from __future__ import annotations
@@ -50,11 +49,8 @@ from worker.errors import (
 )
 from worker.storage.object_store import ObjectStore
 
+# AWS allows at most one hour if one role assumes another role (IAM User Guide, role chaining).
 ROLE_SECONDS = 3600
-"""Lifetime of the credentials of an assumed role, in seconds.
-
-AWS allows at most one hour if one role assumes another role (IAM User Guide, role chaining).
-"""
 _CONNECT_TIMEOUT_SECONDS = 5
 _READ_TIMEOUT_SECONDS = 30
 _PROBE_TIMEOUT_SECONDS = 2
@@ -138,10 +134,7 @@ class JobPrincipal:
 
     @property
     def session_tags(self) -> Mapping[str, str]:
-        """Tags of the role's session by name. An empty project gets no tag.
-
-        A policy refers to a tag as, for example, `aws:PrincipalTag/everstep:project`.
-        """
+        """Tags of the role's session, as in `aws:PrincipalTag/everstep:project`. No tag for an empty project."""
         values = {"everstep:project": self.project, "everstep:job": self.job, "everstep:run": self.run}
         return {key: value for key, value in values.items() if value}
 
@@ -168,57 +161,28 @@ _ADVICE = {
     "SignatureDoesNotMatch": _KEYS,
     "SlowDown": "S3 limits the request rate of a prefix. The agent tries again.",
 }
-"""Advice that the agent appends to an error's text, by AWS's error code."""
 _NO_SPACE = "The store has no free space. Delete old checkpoints, or add space. The agent tries again."
 _NO_SPACE_STATUS = 507
 """HTTP status of a store without free space (RFC 4918, section 11.5). AWS S3 never answers with this status."""
 
 
 class Aws(Protocol):
-    """Interface to the AWS services except the object store.
+    """Interface to the AWS services except the object store. `tests/contract/test_aws.py` tests every implementation.
 
-    `tests/contract/test_aws.py` tests every implementation.
+    The subtype of a StorageError shows whether to retry; its text is AWS's message.
     """
 
     def secret(self, reference: str, keys: RoleKeys | None) -> str:
-        """Return the value of a secret.
-
-        Args:
-            reference: reference in the syntax of `CreateTrainingJobRequest.secrets`.
-            keys: credentials for the call; None for the node's own credentials.
-
-        Returns:
-            The value.
-
-        Raises:
-            StorageError: the subtype shows whether to retry; the text is AWS's message.
-        """
+        """Return the value of a secret, with the node's own credentials if `keys` is None. Raises StorageError."""
 
     def assume_role(self, principal: JobPrincipal) -> RoleKeys:
-        """Return credentials of a role, requested with the node's own credentials.
+        """Return credentials of a role for `ROLE_SECONDS`, requested with the node's own. Raises StorageError.
 
-        Args:
-            principal: names the role. The role's trust policy must permit `sts:TagSession`.
-
-        Returns:
-            Credentials that are valid for `ROLE_SECONDS`.
-
-        Raises:
-            StorageError: the subtype shows whether to retry; the text is AWS's message.
+        The role's trust policy must permit `sts:TagSession`.
         """
 
     def objects(self, principal: JobPrincipal) -> ObjectStore:
-        """Return the object store with a role's permissions. The store renews the role's credentials while it is used.
-
-        Args:
-            principal: the run for which the store reads; with a role.
-
-        Returns:
-            The store. Its creation requests the credentials and sends no request to S3.
-
-        Raises:
-            StorageError: the subtype shows whether to retry; the text is AWS's message.
-        """
+        """Return the object store with a role's permissions, which renews the credentials. Raises StorageError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,16 +192,12 @@ class SecretPlace:
     service: str
     """boto3's name of the service: `secretsmanager` or `ssm`."""
     name: str
-    """Name or ARN of the secret."""
     region: str | None = None
-    """Region in the secret's ARN; None for the node's region."""
+    """None for the node's region."""
 
     @classmethod
     def of(cls, reference: str) -> SecretPlace:
-        """Parse a reference: `secretsmanager:NAME`, `ssm:NAME` or an ARN.
-
-        The reference must match the API's pattern, because this method does not validate it.
-        """
+        """Parse a valid reference: `secretsmanager:NAME`, `ssm:NAME` or an ARN."""
         if reference.startswith("arn:"):
             _, _, service, region, *_ = reference.split(":")
             return cls(service, reference, region)
@@ -254,24 +214,13 @@ def aws_client(
     is_probe: bool = False,
     **options: Any,
 ) -> Any:
-    """Return a client for AWS or for the service at AWS_ENDPOINT_URL.
+    """Return a client for AWS or for the service at AWS_ENDPOINT_URL, without sending a request.
 
-    With EVERSTEP_LOCAL=1 or a loopback endpoint, the client ignores the user's AWS configuration files.
+    `region` is None for the environment's region. botocore calls `keys` again before the credentials expire; with None,
+    the client uses the credentials of the environment or the instance, as soon as they exist. A probe sends each
+    request once, and waits only briefly.
 
-    Args:
-        service: boto3's name of the service.
-        environment: environment of the agent, read for endpoints and local mode.
-        region: region of the service; None for the environment's region.
-        keys: returns credentials; botocore calls it again before they expire. With None, the client uses the
-            credentials of the environment or the instance, as soon as they exist.
-        is_probe: True for a client that sends each request once, and waits for an answer for a short time only.
-        **options: further options of botocore's configuration.
-
-    Returns:
-        The client. No request has been sent yet.
-
-    Raises:
-        ForbiddenEndpoint: EVERSTEP_LOCAL=1, and the endpoint is not on loopback.
+    Raises ForbiddenEndpoint if EVERSTEP_LOCAL=1 and the endpoint is not on loopback.
     """
     endpoint = environment.get(f"AWS_ENDPOINT_URL_{_VARIABLES[service]}") or environment.get("AWS_ENDPOINT_URL", "")
     is_local = environment.get("EVERSTEP_LOCAL") == "1"
@@ -318,10 +267,7 @@ def aws_client(
 
 
 class _OwnKeys(Credentials):  # type: ignore[misc]  # botocore has no type annotations
-    """The node's own credentials. Each AWS call looks them up until a lookup succeeds.
-
-    botocore looks credentials up only once per client, but a booting instance may receive its credentials later.
-    """
+    """The node's own credentials. Each AWS call looks them up until a lookup succeeds."""
 
     def __init__(self, session: botocore.session.Session) -> None:
         super().__init__("", "", method="everstep-own")
@@ -332,6 +278,8 @@ class _OwnKeys(Credentials):  # type: ignore[misc]  # botocore has no type annot
     def get_frozen_credentials(self) -> ReadOnlyCredentials | None:
         with self._lock:
             if self._found is None:
+                # botocore looks credentials up once per client, but a booting instance may receive its credentials
+                # later.
                 self._found = self._session.get_component("credential_provider").load_credentials()
         return self._found.get_frozen_credentials() if self._found is not None else None
 
@@ -352,16 +300,9 @@ _VARIABLES = {"s3": "S3", "secretsmanager": "SECRETS_MANAGER", "ssm": "SSM", "st
 
 @contextmanager
 def aws_errors(what: str) -> Iterator[None]:
-    """Translate boto3's errors into subtypes of `StorageError`.
+    """Translate boto3's errors into subtypes of `StorageError`, whose text begins with the name `what`.
 
-    Args:
-        what: name of the object, secret or role that the calls use; the error's text begins with it.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        StorageError: the subtype shows whether to retry.
+    Raises StorageError; the subtype shows whether to retry.
     """
     try:
         yield

@@ -1,9 +1,5 @@
 """Uploads shards from slots to the object store. `worker.storage.downloads` downloads them.
 
-    slot ─▶ shared objects that S3 lacks, then one safetensors object, streamed and digested on the way
-
-A shared object contains tensors that several ranks or checkpoints use (`worker.storage.shared_tensors`).
-
 Invariant: an object named by an `UploadedShard` is complete, and its content matches its slot's digest.
 """
 
@@ -43,12 +39,9 @@ log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
 OBJECT_POLL_SECONDS = 0.5
-"""Seconds between two checks whether other ranks have written their objects to S3."""
+"""Pause between two checks whether other ranks have written their objects to S3."""
 LEAST_PATIENCE_SECONDS = 30.0
-"""Minimum seconds for which a rank waits for shared objects that other ranks should write.
-
-Then it stores the missing objects itself.
-"""
+"""Shortest wait for shared objects of other ranks. Then the rank stores the missing objects itself."""
 PIECE_BYTES = 4 * 1024 * 1024
 """Maximum bytes of a slot that a thread digests or sends in one piece."""
 
@@ -61,14 +54,8 @@ class ShareOf(Protocol):
     ) -> UploadShare:
         """Return the division of one upload between this node and helper nodes.
 
-        Args:
-            where: bucket and key that the upload will write.
-            object_bytes: size of the whole object, the safetensors header included.
-            shared: the groups of tensors whose data is in shared S3 objects instead of this object.
-            check: raises an error when the upload is cancelled; called while the upload waits for helpers.
-
-        Returns:
-            The division. The upload requests parts from the helper nodes while it runs.
+        `object_bytes` includes the safetensors header. The tensors of `shared` are in other objects. `check` raises an
+        error when the upload is cancelled.
         """
 
 
@@ -87,16 +74,7 @@ class _Cancelled(Exception):
 
 
 def shard_key(plan: GenerationPlan, header: SlotHeader, upload_id: str) -> ObjectReference:
-    """Return the key of a shard's object (layout: `everstep.protocol.manifest`). No I/O.
-
-    Args:
-        plan: plan of the generation that uploads.
-        header: header of the sealed slot, which names the step and the owner.
-        upload_id: a new random id per attempt, so that each attempt writes its own key.
-
-    Returns:
-        Bucket and key.
-    """
+    """Return the key of a shard's object (layout: `everstep.protocol.manifest`). Pure."""
     folder = f"run={plan.run}/gen={plan.generation}/step={header.step}"
     prefix = plan.checkpoint.prefix
     return ObjectReference(
@@ -105,19 +83,10 @@ def shard_key(plan: GenerationPlan, header: SlotHeader, upload_id: str) -> Objec
 
 
 def is_abandoned(key: str, plan: GenerationPlan, ranks: Collection[Rank]) -> bool:
-    """Return whether an unfinished upload to S3 is abandoned, because no running agent continues it. Pure.
+    """Return whether no running agent continues an unfinished upload to S3. Pure.
 
-    An agent calls this function before its first upload of a generation. At this time, each unfinished upload of its
-    ranks comes from a process that has ended.
-
-    Args:
-        key: key of the unfinished upload.
-        plan: plan of the running generation.
-        ranks: ranks of the agent's node. The node of rank 0 is also responsible for ranks that the generation no longer
-            has, and for objects of earlier generations whose tensors several ranks share.
-
-    Returns:
-        True if no process continues the upload.
+    Called before the agent's first upload of a generation. `ranks` are those of the agent's node. The node of rank 0 is
+    also responsible for ranks that the generation no longer has, and for earlier generations' shared objects.
     """
     folder = re.escape(f"{plan.checkpoint.prefix.key}run={plan.run}/")
     replicated = re.fullmatch(folder + r"gen=(\d+)/step=\d+/replicated/\w+\.safetensors", key)
@@ -147,34 +116,18 @@ async def upload_shard(
     draw: Callable[[], float] = random.random,
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> UploadedShard:
-    """Upload one sealed slot. The agent of the shard's owner calls this function once per checkpoint.
+    """Upload one sealed and pinned slot. The agent of the shard's owner calls this function once per checkpoint.
 
-    The caller must have pinned the slot. A cancelled call returns after its thread has stopped reading the slot.
+    A cancelled call returns after its thread has stopped reading the slot. Without `shared`, the shard's object
+    contains all tensors. `agree` divides the tensors that several ranks hold; with None, no other rank is asked.
+    `share` lets holders help with the first attempt. Later attempts use no helpers, so that a misbehaving helper cannot
+    fail an upload.
 
-    Args:
-        objects: object store that receives the shard.
-        slot: mapped file of the slot, which is sealed and pinned.
-        chunk_digests: digests of the slot's chunks, as computed when the slot was sealed. The object contains them.
-        plan: plan of the generation that uploads.
-        rank: the rank that owns the shard.
-        shared: chooses the tensors that are stored in shared objects. With None, the shard's object contains all
-            tensors.
-        agree: divides the tensors that several ranks hold among these ranks. With None, no other rank is asked.
-        on_begun: called with an object's name and size before the object is sent, in a thread.
-        on_stored: called in a thread with the size in bytes of each part that S3 has stored.
-        on_waiting: called repeatedly with the name of an object that another rank writes, while S3 lacks the object.
-        on_digested: called in a thread for each piece of the shared tensors that is digested before the object is sent.
-        share: lets holders of the shard help with the first attempt; None without helpers. Later attempts use no
-            helpers, so that a misbehaving helper cannot fail an upload.
-        draw: returns a random number from 0 to 1, for the pauses between attempts.
-        pause: waits for the given seconds, between attempts and while other ranks write objects that the shard needs.
+    The callbacks `on_begun` (name and size of an object), `on_stored` (bytes of a part) and `on_digested` (a piece) run
+    in a thread. `on_waiting` is called repeatedly with the name of an object of another rank that S3 lacks.
 
-    Returns:
-        The facts that the control plane writes to the manifest.
-
-    Raises:
-        StorageError: the store refused the upload, or `MAX_ATTEMPTS` attempts failed.
-        CorruptCheckpoint: the slot no longer matches its digest.
+    Raises StorageError if the store refused the upload, or `MAX_ATTEMPTS` attempts failed. Raises CorruptCheckpoint if
+    the slot no longer matches its digest, and StoreRefused if the slot is not sealed.
     """
     header = slot.header
     if header.state is not SlotState.SEALED or header.owner_rank != rank:
@@ -225,11 +178,7 @@ async def upload_shard(
 
 
 async def _run(work: Callable[[Callable[[], None]], T]) -> T:
-    """Run `work` in a thread.
-
-    `work` receives a function that raises an error once the waiting task is cancelled. Raises StoreRefused if a header
-    of an object exceeds the limit of safetensors.
-    """
+    """Run `work` in a thread. `work` receives a function that raises an error once the waiting task is cancelled."""
 
     def body(cancelled: threading.Event) -> tuple[T] | None:
         def check() -> None:
@@ -263,7 +212,6 @@ class _Upload:
 
     def __post_init__(self) -> None:
         self.entries = tensors_of(self.slot)
-        """All tensors of the slot, in the order of the payload."""
 
     def write(self, planned: Sequence[Planned], share: ShareOf | None, check: Callable[[], None]) -> UploadedShard:
         """Store the S3 objects that this rank writes for several ranks, then the shard's own object. Blocks."""
@@ -306,13 +254,6 @@ class _Upload:
 
         This rank waits for as long as it needed for its own objects, but at least `LEAST_PATIENCE_SECONDS`. Then it
         stores the missing objects itself.
-
-        Args:
-            needed: the objects that the shard needs and that this rank does not write.
-            own_seconds: seconds that this rank needed for its own objects.
-            on_waiting: called repeatedly with the name of an object that another rank writes, while S3 lacks the
-                object.
-            pause: waits for the given seconds, between two checks whether S3 has the objects.
         """
         left = needed
         for _ in range(1 + math.ceil(max(LEAST_PATIENCE_SECONDS, own_seconds) / OBJECT_POLL_SECONDS)):

@@ -1,8 +1,6 @@
-"""Downloads shards from the object store into slots.
+"""Downloads shards from the object store into slots, in parts of a few consecutive chunks.
 
     S3 objects ─▶ parts, which several nodes may read ─▶ slot of this node, sealed if all chunks match the plan
-
-A part is a few consecutive chunks of a shard.
 
 Invariant: a slot is sealed only if the downloaded objects have exactly the requested content.
 """
@@ -38,92 +36,54 @@ log = logging.getLogger(__name__)
 
 
 class LoadShare(Protocol):
-    """The helpers of one load: other nodes that read some of the shard's parts and send them to this node.
-
-    All methods but `ended` are called in one thread.
-    """
+    """Helpers of one load: other nodes that read some parts for this node. One thread calls all but `ended`."""
 
     def begin(self, check: Callable[[], None]) -> None:
         """Ask the helper nodes for parts of the shard. Called once.
 
-        Before this call, the caller may already have claimed the part (`claim`) whose bytes S3's first response
-        contains.
-
-        Args:
-            check: raises an error when the download is cancelled; called while the download waits for helpers.
+        The caller may already have claimed the part whose bytes S3's first response contains. `check` raises an error
+        when the download is cancelled.
         """
 
     def claim(self, number: int) -> bool:
-        """Decide which node reads a part. Return True if the caller must read the part, because no helper node does.
-
-        Args:
-            number: number of the part. The caller passes every part that helper nodes may read, in ascending order.
-
-        Returns:
-            False if a helper node reads the part.
-        """
+        """Return whether the caller must read a part, because no helper node does. Called in ascending order."""
         ...
 
     def ended(self, number: int) -> None:
-        """Record that the caller has read a part of the shard's S3 object, or that this read has failed.
-
-        Called in the thread that read the part.
-        """
+        """Record that the caller has read a part, or that this read has failed. Called in the reading thread."""
 
     def next_missing(self, has_failed: Callable[[], bool]) -> int | None:
-        """Wait for the helper nodes, and return a part that none has delivered, so that the caller must read it.
+        """Wait for the helpers after the last `claim`, and return a part that none has delivered.
 
-        Called after the last `claim`, until the result is None.
-
-        Args:
-            has_failed: returns True when one of the caller's own reads has failed. The method checks it while it waits.
-
-        Returns:
-            Number of a part. None when the helpers have delivered all their parts, or when the download has failed.
+        None when the helpers have delivered all their parts, or when one of the caller's own reads has failed.
         """
 
     def end(self) -> None:
-        """End the help of all other nodes with this load. After this call, none of their bytes reach the slot.
-
-        Called once after `begin`.
-        """
+        """End the help, once after `begin`. After this call, no bytes of the helpers reach the slot."""
 
 
 LoadShareOf = Callable[[ShardParts, ShardSource, SlotFile, Sequence[int]], LoadShare]
-"""Type of a function that returns the nodes that help with one attempt to load a shard. Called on the event loop.
-
-The arguments are the parts, the plan's source of kind s3, the slot, and the numbers of the parts that helper nodes may
-read. The helpers deliver verified chunks into the slot.
-"""
+"""Returns the nodes that help with one attempt to load a shard, and write verified chunks into the slot."""
 
 
 class ObjectShare(Protocol):
-    """Nodes that share the reads of S3 objects, each of which contains tensors of several shards.
-
-    Each node reads some parts from S3 and sends them to the other nodes. All methods run on the event loop.
-    """
+    """Nodes that share the reads of S3 objects with tensors of several shards. All methods run on the event loop."""
 
     async def read(self) -> None:
-        """Read this node's parts of the shared objects from S3 into the slot. Called once.
+        """Read this node's parts of the shared objects into the slot, while other nodes send theirs. Called once.
 
-        Meanwhile, the other nodes send the parts that they read.
-
-        Raises:
-            StorageError: the store refused a read.
+        Raises StorageError if the store refused a read.
         """
 
     async def settle(self) -> None:
-        """Wait until the slot contains all parts of the shared S3 objects. Called once, after `read`.
-
-        This node reads the parts that other nodes do not send in time. Errors are those of `read`.
-        """
+        """Wait until the slot contains all parts; read those that do not arrive in time. Called once, after `read`."""
 
     async def close(self) -> None:
         """Stop receiving parts of objects: no byte of another node reaches the slot any more. Idempotent."""
 
 
 ObjectShareOf = Callable[[NodeLoad], ObjectShare]
-"""Type of a function that returns the nodes that share the reads of the objects in `NodeLoad.objects`."""
+"""Returns the nodes that share the reads of the objects in `NodeLoad.objects`."""
 
 
 class _Cancelled(Exception):
@@ -143,26 +103,14 @@ async def download_shard(
     loads: NodeLoads | None = None,
     share_objects: ObjectShareOf | None = None,
 ) -> None:
-    """Download one shard into a slot and seal it.
+    """Download one shard into a slot and seal it, if no node holds the shard in memory.
 
-    The owner's agent calls this function while it loads a generation, if no node holds the shard in memory.
+    The download must not overwrite the contents in `keep`. `loads` are the other loads of this node. Without
+    `share_objects`, this node reads shared objects alone.
 
-    Args:
-        objects: object store that holds the checkpoint.
-        source: a source of kind s3 with the expected digest.
-        store: this node's slots.
-        rank: the rank that owns the shard.
-        content: origin generation and step of the slot's new content.
-        keep: contents of this shard that the download must not overwrite.
-        slot_count: maximum slots of this shard on this node.
-        share: helper nodes that read parts of the shard from S3; None without helpers.
-        loads: the other loads of this node, which share objects with this one; None without them.
-        share_objects: the nodes that share the reads of shared objects; None if this node reads them alone.
-
-    Raises:
-        CorruptCheckpoint: the object contradicts the plan; no slot is sealed.
-        StorageError: the store refused the download, or `MAX_ATTEMPTS` attempts failed.
-        NoRoom: the shard does not fit into the node's memory for slots, or `keep` protects every slot.
+    Raises CorruptCheckpoint if the object contradicts the plan; no slot is sealed. Raises StorageError if the store
+    refused the download, or `MAX_ATTEMPTS` attempts failed, and NoRoom if the shard does not fit into the memory for
+    slots or `keep` protects every slot.
     """
     if source.object is None:
         raise CorruptCheckpoint(f"the plan names no object for step {source.step} of rank {rank}")
@@ -209,7 +157,6 @@ async def _download(
     loads: NodeLoads | None,
     share_objects: ObjectShareOf | None,
 ) -> None:
-    """Try once to download a shard from S3 into a slot of this node."""
     reading = objects.open(where)
 
     def begin(cancelled: threading.Event) -> tuple[ObjectReader, ShardParts]:
@@ -307,10 +254,7 @@ def _check(plan: Restore, source: ShardSource, where: ObjectReference) -> None:
 
 @dataclass(eq=False, repr=False)
 class _Filling:
-    """Reads parts of a shard's S3 object into a slot and verifies them, in several threads. All methods block.
-
-    Other nodes may read some of the parts in place of this node.
-    """
+    """Reads parts of a shard's S3 object into a slot and verifies them, in several threads. All methods block."""
 
     objects: ObjectStore
     reader: ObjectReader
@@ -331,14 +275,7 @@ class _Filling:
         share: LoadShare | None = None,
         present: Collection[ObjectReference] = (),
     ) -> None:
-        """Read some parts of the shard from S3 into the slot, and verify them.
-
-        Args:
-            numbers: the parts, in increasing order.
-            cancelled: set when the caller no longer waits.
-            share: other nodes that help: they read some of these parts. None without helper nodes.
-            present: S3 objects shared by several shards, whose data the slot already contains.
-        """
+        """Read and verify some parts, in increasing order. The slot already contains the objects in `present`."""
 
         def check() -> None:
             if cancelled.is_set():
@@ -364,10 +301,7 @@ class _Filling:
             return  # The download was cancelled, so nothing uses its slot.
 
     def _begin(self, check: Callable[[], None]) -> int:
-        """Check that S3 has the objects that several shards share, and start to read the shard's own object.
-
-        Copy the payload bytes of S3's first response into the slot, and return their number.
-        """
+        """Check that S3 has the shared objects, and copy the payload bytes of S3's first response into the slot."""
         for place, size in self.parts.shared.items():
             check()
             found = self.objects.head(place)
@@ -394,11 +328,7 @@ class _Filling:
         present: Collection[ObjectReference],
         cancelled: threading.Event,
     ) -> None:
-        """Read one part of the shard into the slot.
-
-        If a chunk is wrong and another load or node may have written bytes of the part, read the whole part again from
-        S3.
-        """
+        """Read one part of the shard into the slot."""
         parts, is_cancelled = self.parts, cancelled.is_set
         has_others_bytes = bool(present) or (share is not None and after > parts.data_begin)
         try:
@@ -408,6 +338,7 @@ class _Filling:
                 except CorruptCheckpoint as error:
                     if not has_others_bytes:
                         raise
+                    # Another load or node may have written wrong bytes of the part.
                     log.warning("this node reads part %d of a shard again from S3: %s", number, error)
                     parts.read(self.objects, number, target, is_cancelled=is_cancelled)
         finally:
@@ -422,10 +353,7 @@ def _read_parts(
     share: LoadShare | None,
     check: Callable[[], None],
 ) -> None:
-    """Read from S3 the parts in `numbers` that no helper node reads.
-
-    This node has already claimed the parts up to number `claimed`.
-    """
+    """Read the parts that no helper node reads. The parts up to `claimed` are already claimed."""
     with side_by_side("s3-get", CONNECTIONS) as (begin, errors):
         in_flight: set[Future[None]] = set()
 

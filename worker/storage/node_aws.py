@@ -15,17 +15,12 @@ from worker.storage.s3 import S3ObjectStore, s3_store
 
 
 class NodeAws:
-    """Implements `Aws` with the node's own permissions.
-
-    Args:
-        environment: environment of the agent, read for endpoints and local mode.
-    """
+    """Implements `Aws` with the node's own permissions."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._environment = environment
 
     def secret(self, reference: str, keys: RoleKeys | None) -> str:
-        """Return the value of a secret (see `Aws.secret`)."""
         place = SecretPlace.of(reference)
         with (
             aws_errors(reference),
@@ -45,7 +40,6 @@ class NodeAws:
         return str(answer["SecretString"])
 
     def assume_role(self, principal: JobPrincipal) -> RoleKeys:
-        """Return credentials of a role (see `Aws.assume_role`)."""
         with aws_errors(principal.role_arn), closing(aws_client("sts", self._environment)) as client:
             made = client.assume_role(
                 RoleArn=principal.role_arn,
@@ -61,5 +55,4 @@ class NodeAws:
         )
 
     def objects(self, principal: JobPrincipal) -> S3ObjectStore:
-        """Return the object store with a role's permissions (see `Aws.objects`)."""
         return s3_store(self._environment, lambda: self.assume_role(principal))

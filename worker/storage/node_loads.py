@@ -1,7 +1,5 @@
 """Reads each shared object from S3 only once, if several ranks of one node load their shards from S3.
 
-A shared object contains tensors of several shards.
-
     rank 0   reads its own object, and the shared objects that it is the first to need ◀── S3
     rank 1   reads its own object ◀── S3, waits for rank 0, and copies the shared tensors from rank 0's slot
 
@@ -34,37 +32,23 @@ PIECE_BYTES = 4 * 1024 * 1024
 
 
 class NodeLoads:
-    """The loads of shards from S3 by this node's ranks, in one generation.
-
-    `BaseLoading` owns the object, and all methods run on the event loop.
-    """
+    """The loads of shards from S3 by this node's ranks, in one generation. All methods run on the event loop."""
 
     def __init__(self) -> None:
-        """Create the object at the start of a generation, before any rank loads a shard from S3."""
         self._readers: dict[ObjectReference, NodeLoad] = {}
         """By shared object: the load that reads or has read the object."""
         self.joined: set[Rank] = set()
         """The ranks whose loads have begun, so that their shared objects are known."""
         self.changed = Signal()
-        """Notified when a load begins."""
 
     def reader(self, place: ObjectReference) -> NodeLoad | None:
         """Return the load that reads or has read a shared object for this node, or None without such a load."""
         return self._readers.get(place)
 
     def join(self, store: SlotStore, rank: Rank, content: Content, parts: ShardParts, slot: Slot) -> NodeLoad:
-        """Begin a load of a shard from S3.
+        """Begin a load of a shard from S3. The caller must call its `end`.
 
-        Args:
-            store: this node's slots, in which the earlier loads seal their shards.
-            rank: owner of the shard.
-            content: generation and step that the load seals in a slot.
-            parts: the ranges in which the shard is read from S3.
-            slot: the slot that receives the shard.
-
-        Returns:
-            The load, for which the caller must call `end`. For each shared object that an earlier load of this node
-            reads, the load copies the tensors from the earlier load's slot.
+        The load copies the tensors of each shared object that an earlier load of this node reads from that load's slot.
         """
         readers = {place: self._readers.get(place) for place in parts.shared}
         load = NodeLoad(store, rank, content, parts, slot, readers)
@@ -81,16 +65,7 @@ class NodeLoads:
 
 @dataclass(eq=False, repr=False)
 class NodeLoad:
-    """One load of a shard from S3. It copies the shared tensors that an earlier load of this node reads from S3.
-
-    Args:
-        store: this node's slots.
-        rank: owner of the shard.
-        content: generation and step that the load seals in a slot.
-        parts: the ranges in which the shard is read from S3.
-        slot: the slot that receives the shard.
-        readers: for each shared object of the shard, the earlier load that reads it; None if this load reads it.
-    """
+    """One load of a shard from S3. `readers` names the earlier load that reads each shared object, or None."""
 
     store: SlotStore
     rank: Rank
@@ -107,7 +82,7 @@ class NodeLoad:
             for place, load in self.readers.items()
             if load is None
         }
-        """The shared objects that this load reads for all loads of its node: by object, the object's parts."""
+        """The parts of the shared objects that this load reads for all loads of its node."""
         self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """Done when the load has ended; True if its shard is sealed."""
 
@@ -123,17 +98,10 @@ class NodeLoad:
                 each.changed.notify()
 
     async def supply(self, place: ObjectReference, number: int, target: memoryview) -> None:
-        """Copy one part of a shared S3 object from this load's slot into `target`, for another node.
+        """Copy one part (numbered from 1) of a shared S3 object from this load's slot into `target`, for another node.
 
-        The slot is not pinned, so its content may change during the copy. The other node verifies the bytes.
-
-        Args:
-            place: the S3 object that contains the part; a key of `objects`.
-            number: number of the part, from 1.
-            target: uint8 memory of exactly the part.
-
-        Raises:
-            StoreUnavailable: the slot does not contain the part.
+        The other node verifies the bytes, because the slot is not pinned. Raises StoreUnavailable if the slot does not
+        contain the part.
         """
         parts = self.objects[place]
         if not (self._is_sealed if self.ended.done() else number in parts.present):
@@ -141,10 +109,7 @@ class NodeLoad:
         await in_thread(lambda _: parts.copy(number, target))
 
     async def arrived(self, place: ObjectReference, number: int) -> None:
-        """Wait until this load's slot contains part `number` of an S3 object that several shards share.
-
-        The wait also ends when the load has ended.
-        """
+        """Wait until this load's slot contains part `number` of a shared S3 object, or the load has ended."""
         parts = self.objects[place]
         while not (self.ended.done() or number in parts.present):
             await parts.changed.wait(parts.changed.version)
@@ -154,15 +119,9 @@ class NodeLoad:
         return self.ended.result() and self.store.sealed(self.rank, self.content) is self.slot
 
     async def copy_awaited(self, target: SlotFile) -> frozenset[ObjectReference]:
-        """Wait for earlier loads of this node that read shared objects of this shard, and copy the tensors they loaded.
+        """Wait for earlier loads that read shared objects of this shard, and copy their tensors without verification.
 
-        Args:
-            target: slot that receives this load's shard. The caller verifies the copied bytes.
-
-        Returns:
-            The S3 objects whose tensors were copied. The caller reads each other shared object from S3. An object is
-            not copied if the earlier load failed, if that load's slot was overwritten, or if the tensors have other
-            sizes.
+        Return the objects whose tensors were copied. The caller reads the others from S3.
         """
         copied: set[ObjectReference] = set()
         for place, load in self.awaited.items():

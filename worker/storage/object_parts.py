@@ -3,10 +3,8 @@
     object   header | part 1 | part 2 | …       consecutive bytes of the object's data
     slot     tensor … tensor …                  the same bytes, as the tensors of one shard
 
-All nodes that use the object divide it in the same way, although their shards have its tensors at different positions.
-
-Invariant: `present` contains only parts that are completely in the slot. The load that owns the slot verifies these
-bytes later.
+Invariant: all nodes divide the object in the same way. `present` contains only parts that are completely in the slot.
+The load that owns the slot verifies these bytes later.
 """
 
 from __future__ import annotations
@@ -27,21 +25,13 @@ class ObjectParts(Parts):
     """The parts of one S3 object that several shards share, and the slot into which this node reads them."""
 
     def __init__(self, place: ObjectReference, data_begin: int, spans: Sequence[Span], slot: SlotFile) -> None:
-        """Create the object; the slot contains no part yet.
-
-        Args:
-            place: bucket and key of the shared object.
-            data_begin: position of the first tensor's data in the shared object.
-            spans: ranges of the slot's payload that the data fills, in the order of the data.
-            slot: the slot that receives the shard.
-        """
+        """Create the object. `spans` are the ranges of the slot's payload that the object's data fills, in order."""
         begins = list(accumulate((end - begin for begin, end in spans), initial=0))
         super().__init__(begins.pop())
         self.place = place
         self.present: set[int] = set()
         """Numbers of the parts that the slot contains. Changed only on the event loop."""
         self.changed = Signal()
-        """Notified after each change of `present`."""
         self._data_begin = data_begin
         self._spans = spans
         self._begins = begins
@@ -54,16 +44,11 @@ class ObjectParts(Parts):
         self.changed.notify()
 
     def read(self, objects: ObjectStore, number: int, is_cancelled: Callable[[], bool]) -> None:
-        """Read one part from S3 into the slot. Blocks.
+        """Read one part (numbered from 1) from S3 into the slot.
 
-        Args:
-            objects: object store that holds the S3 object, whose tensors several shards use.
-            number: number of the part, from 1.
-            is_cancelled: returns True when the read must end early. The content of the part is then undefined.
+        Blocks. After a cancellation, its content is undefined.
 
-        Raises:
-            CorruptCheckpoint: the object ends too early.
-            StorageError: the store refused the read.
+        Raises CorruptCheckpoint if the object ends too early, and StorageError if the store refused the read.
         """
         begin, end = self.bounds(number)
         spans = self._places(begin, end)

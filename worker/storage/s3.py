@@ -1,16 +1,8 @@
 """S3 object store on plain boto3 client calls, with explicit time-outs and without boto3's transfer manager.
 
 On some instance types, boto3's transfer manager selects the CRT client, which ignores the configured endpoint and sends
-to AWS itself (boto3 issues #4839, #4689). This module therefore calls S3's operations directly. Responses contain no
-checksums, because callers verify the data with their own digests.
-
-Large objects use several connections, because one connection transfers at most 85 to 95 MB/s:
-
-    put_stream   divides the bytes into parts, and sends several parts at once (`everstep.bulk`)
-    open         requests the first range_bytes of an object; the answer also contains the object's length
-    read_into    reads few bytes from one response, and many bytes as ranges of range_bytes: up to CONNECTIONS ranges
-                 at once, all with the ETag of the opened object
-    read_range   sends one request for consecutive bytes, which the caller verifies
+to AWS itself (boto3 issues #4839, #4689). Responses contain no checksums, because callers verify the data with their
+own digests. Large objects use several connections, because one transfers at most 85 to 95 MB/s.
 
 Invariant: a put is stored completely or not at all. All bytes read belong to one object. When a call returns, its
 threads have ended.
@@ -39,36 +31,19 @@ if TYPE_CHECKING:
     from botocore.client import BaseClient
 
 RANGE_BYTES = 8 * 1024 * 1024
-"""Size in bytes of the ranges into which the store divides the read of a large object.
-
-Source: Amazon S3 User Guide, performance design patterns: 8 to 16 MiB per request.
-"""
+"""Size of the ranges of a large read. Source: Amazon S3 User Guide, performance design patterns: 8 to 16 MiB."""
 FILE_PART_BYTES = 8 * 1024 * 1024
-"""Minimum size of a file's parts in bytes.
-
-It is smaller than `PART_BYTES`, because the store buffers a file's parts in memory. The parts of a slot need no buffer.
-"""
+"""Minimum size of a file's parts. It is below `PART_BYTES`, because the store buffers a file's parts in memory."""
 _RANKS = 8
-"""Expected maximum number of ranks per node, which determines the size of the connection pool.
-
-With more ranks, botocore opens some connections anew for each request.
-"""
+"""Expected ranks per node, for the size of the connection pool. With more, some connections open anew per request."""
 _READ_BYTES = 1024 * 1024
-"""Bytes per read from a local file."""
 
 
 def s3_store(environment: Mapping[str, str] = os.environ, keys: KeysOf | None = None) -> S3ObjectStore:
-    """Return the object store at AWS_ENDPOINT_URL_S3, else at AWS_ENDPOINT_URL, else in AWS.
+    """Return the object store at AWS_ENDPOINT_URL_S3, else at AWS_ENDPOINT_URL, else in AWS, without a request.
 
-    Args:
-        environment: environment of the agent, read for endpoints and local mode.
-        keys: returns credentials; botocore calls it again before they expire. None for the node's own credentials.
-
-    Returns:
-        The store. No request has been sent yet.
-
-    Raises:
-        ForbiddenEndpoint: EVERSTEP_LOCAL=1, and the endpoint is not on loopback.
+    botocore calls `keys` again before the credentials expire; None for the node's own. Raises ForbiddenEndpoint if
+    EVERSTEP_LOCAL=1 and the endpoint is not on loopback.
     """
     has_endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
     client = partial(
@@ -95,14 +70,10 @@ class S3ObjectStore:
         range_bytes: int = RANGE_BYTES,
         probe: Callable[[], Any] | None = None,
     ) -> None:
-        """Create the store on an S3 client.
+        """Create the store on boto3's S3 client.
 
-        Args:
-            client: boto3's S3 client.
-            part_bytes: least size of the parts of a multipart upload. S3 requires at least 5 MiB, except for the last
-                part.
-            range_bytes: size of the ranges of a large read.
-            probe: returns a client for probes (`answers`). The store calls it once. None for `client`.
+        `part_bytes` is the least size of parts; S3 requires 5 MiB, except for the last one. `probe` returns a client
+        for `answers`; None for `client`.
         """
         self._probe = cache(probe or (lambda: self.client))
         # botocore creates the client's methods at run time, so type checkers cannot see them.
@@ -113,11 +84,9 @@ class S3ObjectStore:
         self.range_bytes = range_bytes
 
     def put_bytes(self, reference: ObjectReference, data: bytes) -> StoredObject:
-        """Store a small object (see `ObjectStore.put_bytes`)."""
         return self._put(reference, [data], len(data), part_bytes=self.part_bytes, connections=1)
 
     def put_file(self, reference: ObjectReference, path: Path, size: int | None = None) -> StoredObject:
-        """Store a file (see `ObjectStore.put_file`)."""
         size = path.stat().st_size if size is None else size
         with path.open("rb") as file:
             return self._put(
@@ -131,7 +100,6 @@ class S3ObjectStore:
     def put_stream(
         self, reference: ObjectReference, pieces: Iterable[Piece], size: int, *, on_stored: OnStored = lambda _: None
     ) -> StoredObject:
-        """Store the bytes of `pieces` without copying them (see `ObjectStore.put_stream`)."""
         return self._put(
             reference, pieces, size, part_bytes=self.part_bytes, connections=CONNECTIONS, on_stored=on_stored
         )
@@ -146,7 +114,6 @@ class S3ObjectStore:
         share: UploadShare,
         on_stored: OnStored = lambda _: None,
     ) -> StoredObject:
-        """Store an object together with other nodes that send parts of it (see `ObjectStore.put_shared`)."""
         part_bytes = bulk.part_bytes_of(size, self.part_bytes)
         if size <= part_bytes:
             return self.put_stream(reference, pieces, size, on_stored=on_stored)
@@ -176,7 +143,6 @@ class S3ObjectStore:
         *,
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> bulk.StoredPart:
-        """Store one part of an upload that another process began (see `ObjectStore.put_part`)."""
         part = bulk.Part(is_cancelled)
         for piece in pieces:
             part.append(piece)
@@ -184,7 +150,6 @@ class S3ObjectStore:
             return bulk.Multipart(self.client, _place(reference), upload_id).put(number, part)
 
     def abort_uploads(self, prefix: ObjectReference, is_abandoned: Callable[[str], bool]) -> int:
-        """Abort unfinished uploads and remove their parts (see `ObjectStore.abort_uploads`)."""
         aborted = 0
         with _errors(prefix):
             pages = self.client.get_paginator("list_multipart_uploads").paginate(
@@ -221,7 +186,6 @@ class S3ObjectStore:
         return _stored(reference, size, stored)
 
     def answers(self, reference: ObjectReference) -> bool:
-        """Return whether S3 can be read now (see `ObjectStore.answers`)."""
         try:
             with _errors(reference):
                 self._probe().get_object(**_place(reference), Range="bytes=0-0")["Body"].read()
@@ -230,7 +194,6 @@ class S3ObjectStore:
         return True
 
     def get_bytes(self, reference: ObjectReference) -> bytes:
-        """Return the content of a small object (see `ObjectStore.get_bytes`)."""
         with self.open(reference) as reader:
             data = bytearray(reader.bytes)
             reader.read_into(memoryview(data))
@@ -238,7 +201,6 @@ class S3ObjectStore:
 
     @contextmanager
     def open(self, reference: ObjectReference, *, etag: str = "") -> Iterator[ObjectReader]:
-        """Open an object of any size for reading (see `ObjectStore.open`)."""
         with _errors(reference):
             try:
                 answer = self._get(reference, etag, 0, self.range_bytes)
@@ -269,7 +231,6 @@ class S3ObjectStore:
         *,
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Read consecutive bytes of an object with one request (see `ObjectStore.read_range`)."""
         reader = RangeReader(self.client, _place(reference), begin, begin + _bytes_of(spans))
         try:
             for start, stop in spans:
@@ -287,7 +248,6 @@ class S3ObjectStore:
             reader.close()
 
     def head(self, reference: ObjectReference) -> StoredObject | None:
-        """Return the description of an object (see `ObjectStore.head`)."""
         try:
             with _errors(reference):
                 answer = self.client.head_object(**_place(reference), ChecksumMode="ENABLED")
@@ -296,7 +256,6 @@ class S3ObjectStore:
         return StoredObject(reference, int(answer["ContentLength"]), _etag(answer), crc=bulk.stored_crc(answer))
 
     def list(self, prefix: ObjectReference) -> Iterator[StoredObject]:
-        """Yield the objects whose keys begin with the prefix (see `ObjectStore.list`)."""
         pages = iter(self.client.get_paginator("list_objects_v2").paginate(Bucket=prefix.bucket, Prefix=prefix.key))
         while True:
             with _errors(prefix):
@@ -448,8 +407,7 @@ def _etag(answer: Mapping[str, Any]) -> str:
 def _md5(answer: Mapping[str, Any]) -> str:
     """Return an object's MD5 if its ETag is the MD5, otherwise an empty string.
 
-    Source: Amazon S3 API Reference, Object, ETag: the ETag is the MD5 for objects put in one piece, unencrypted or with
-    SSE-S3.
+    Source: Amazon S3 API Reference, Object, ETag: the MD5 of objects put in one piece, unencrypted or with SSE-S3.
     """
     etag = _etag(answer)
     is_plain = answer.get("ServerSideEncryption", "AES256") == "AES256" and "SSECustomerAlgorithm" not in answer

@@ -23,17 +23,10 @@ class ShardObject:
     def __init__(
         self, slot: SlotFile, chunk_digests: bytes, *, piece_bytes: int, shared: SharedGroups = NOTHING_SHARED
     ) -> None:
-        """Read the slot's index (the list of its tensors), and build the beginning of the object.
+        """Read the slot's index, and build the beginning of the object.
 
-        Args:
-            slot: mapped file of the slot, which is sealed and pinned.
-            chunk_digests: digests of the slot's chunks, as computed when the slot was sealed. The object contains them.
-            piece_bytes: maximum bytes of one piece that `verified_pieces` yields.
-            shared: groups of tensors whose data is in shared objects, as the owner's upload has formed them.
-
-        Raises:
-            StoreRefused: the header would exceed the limit of safetensors.
-            CorruptCheckpoint: the slot's index is damaged.
+        `chunk_digests` are those computed at the seal. Raises StoreRefused if the header would exceed the limit of
+        safetensors, and CorruptCheckpoint if the slot's index is damaged.
         """
         self._slot = slot
         self._header = header = slot.header
@@ -55,19 +48,12 @@ class ShardObject:
                 f"step {header.step} of rank {header.owner_rank} has changed in memory since it was sealed: {error}"
             ) from error
         self.bytes = len(self._beginning) + sum(entry.bytes for entry in self._own)
-        """Size of the object in bytes."""
 
     def verified_pieces(self, check: Callable[[], None]) -> Iterator[bytes | memoryview]:
         """Yield the whole safetensors object in pieces, and verify the slot's digests during the iteration.
 
-        Args:
-            check: called before each piece; may raise to end the iteration.
-
-        Yields:
-            The header of the safetensors format, then views of the slot's memory.
-
-        Raises:
-            CorruptCheckpoint: the slot does not match its digests. Raised after the last piece.
+        `check` is called before each piece, and may raise to end the iteration. Raises CorruptCheckpoint, after the
+        last piece, if the slot does not match its digests.
         """
         yield self._beginning
         hasher = ShardHasher(self._header.payload_bytes)
@@ -105,10 +91,7 @@ class ShardObject:
 
 
 def tensors_of(slot: SlotFile) -> list[TensorEntry]:
-    """Return the tensors of a sealed and pinned slot, in the order of their data.
-
-    Raises CorruptCheckpoint if the slot's index (the list of its tensors) is damaged.
-    """
+    """Return a pinned slot's tensors, in the order of their data. Raises CorruptCheckpoint if its index is damaged."""
     header = slot.header
     try:
         return safetensors.tensors_in_order(unpack_index(_packed_index(slot), header.index_offset))

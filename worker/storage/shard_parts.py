@@ -3,8 +3,6 @@
     part     consecutive chunks of the shard's payload, together about 8 MiB
     source   for each part: at most one range of the shard's own S3 object, and at most one of each shared object
 
-A shared object is an S3 object with tensors that several shards contain.
-
 Invariant: `read` returns only if every chunk of the part has the digest that the object's header names.
 """
 
@@ -48,10 +46,9 @@ class _Source:
         return cls(reference, tuple(filled), tuple(begin for begin, _ in filled), tuple(places))
 
     def within(self, begin: int, end: int, after: int) -> tuple[int, list[Span]]:
-        """Return which bytes of this S3 object belong to the range `begin` to `end` of the payload.
+        """Return the first byte in the object that belongs to `begin` to `end` of the payload, and the ranges to fill.
 
-        The result is the position of the first of these bytes in the object, and the ranges of the payload that they
-        fill. Bytes of the object before position `after` are left out.
+        Bytes of the object before position `after` are left out.
         """
         found: list[Span] = []
         place = 0
@@ -71,11 +68,9 @@ class Parts:
     """Divides a payload into parts that can be read separately: whole chunks, numbered from 1. Immutable."""
 
     def __init__(self, payload_bytes: int) -> None:
-        """Divide a payload into parts with the same number of chunks. The last part may have fewer."""
         self.payload_bytes = payload_bytes
         self._chunks_per_part = max(1, PART_CHUNKS * chunk_bytes(0) // chunk_bytes(payload_bytes))
         self.count = -(-chunk_count(payload_bytes) // self._chunks_per_part)
-        """Number of parts."""
 
     @property
     def numbers(self) -> range:
@@ -101,16 +96,7 @@ class ShardParts(Parts):
     """Divides one shard into parts of whole chunks, numbered from 1, and reads parts from S3. Thread-safe."""
 
     def __init__(self, where: ObjectReference, header: bytes, object_bytes: int) -> None:
-        """Decode the safetensors header at the beginning of a shard's object.
-
-        Args:
-            where: bucket and key of the shard's object.
-            header: the object's header, without the length field before it.
-            object_bytes: size of the object.
-
-        Raises:
-            CorruptCheckpoint: the header is damaged.
-        """
+        """Decode the safetensors header, without its length field. Raises CorruptCheckpoint if it is damaged."""
         self.where = where
         self.header = header
         self.object_bytes = object_bytes
@@ -135,11 +121,7 @@ class ShardParts(Parts):
         super().__init__(self.plan.payload_bytes)
 
     def spans_of(self, place: ObjectReference) -> tuple[Span, ...]:
-        """Return the ranges of the payload that an S3 object fills, in the order of the object's data.
-
-        No range is empty. If several shards read the same object (equal tensors are stored once), their ranges for it
-        have the same lengths.
-        """
+        """Return the non-empty ranges of the payload that an S3 object fills, in the order of the object's data."""
         return next(source.spans for source in self._sources if source.reference == place)
 
     def parts_with(self, place: ObjectReference) -> frozenset[int]:
@@ -161,20 +143,11 @@ class ShardParts(Parts):
         present: Collection[ObjectReference] = (),
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Read one part and verify its chunks. Blocks.
+        """Read one part (numbered from 1) into `target`, and verify its chunks. Blocks.
 
-        Args:
-            objects: object store that holds the checkpoint.
-            number: number of the part, counted from 1.
-            target: uint8 memory of exactly the part.
-            after: position in the shard's object; `target` already contains the data before this position.
-            present: S3 objects that several shards share, and whose data `target` already contains.
-            is_cancelled: returns True when the read must end early. The content of `target` is then undefined.
-
-        Raises:
-            CorruptCheckpoint: a chunk does not match its digest, or an object ends too early.
-            ObjectMissing: an object does not exist.
-            StorageError: the store refused the read.
+        `target` already contains the data before position `after` of the shard's object, and that of the shared objects
+        in `present`. After a cancellation, its content is undefined. Raises CorruptCheckpoint if a chunk does not match
+        its digest or an object ends too early, ObjectMissing, or another StorageError.
         """
         begin, end = self.bounds(number)
         filled: list[Span] = []
@@ -190,10 +163,7 @@ class ShardParts(Parts):
         self._verify(number, target, begin)
 
     def _fill_rest(self, target: memoryview, begin: int, end: int, filled: list[Span]) -> None:
-        """Write those bytes of a part into `target` that S3 does not store as tensor data.
-
-        These bytes are the payload's index (the list of its tensors), and zeros between the tensors.
-        """
+        """Write the payload's index and the zeros between tensors, which S3 does not store as tensor data."""
         plan = self.plan
         first, last = max(begin, plan.index_offset), min(end, plan.index_offset + len(plan.index))
         if first < last:
@@ -217,19 +187,7 @@ class ShardParts(Parts):
 
 
 def read_length(prefix: bytes | bytearray, object_bytes: int, name: str) -> int:
-    """Return the length of an object's header.
-
-    Args:
-        prefix: the first `safetensors.LENGTH.size` bytes of the object.
-        object_bytes: size of the object.
-        name: URI of the object, for messages.
-
-    Returns:
-        Bytes of the header that follows the prefix.
-
-    Raises:
-        CorruptCheckpoint: the object is too short for its header.
-    """
+    """Return the size of the header that follows `prefix`. Raises CorruptCheckpoint if the object is too short."""
     try:
         (length,) = safetensors.LENGTH.unpack(prefix)
     except struct.error as error:

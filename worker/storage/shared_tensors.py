@@ -3,13 +3,12 @@
     tensors that the script declares frozen ─▶ groups ─▶ SHA-256 ─▶ run=<run>/frozen/<sha256>.safetensors
     tensors that are equal on several ranks ─▶ division ─▶ SHA-256 ─▶ …/step=<step>/replicated/<sha256>.safetensors
 
-A *frozen object* is shared by all checkpoints and ranks of a run. A group is a sequence of tensors with about
-`GROUP_BYTES`, which one object stores. The script's declaration can be wrong, for example for averaged weights. A group
-whose content has changed since the last upload is therefore not treated as frozen.
+A *frozen object* stores a group of about `GROUP_BYTES` for all checkpoints and ranks of a run. The script's declaration
+can be wrong, for example for averaged weights, so a group whose content has changed is not treated as frozen.
 
-A *replicated object* contains tensors that are equal on several ranks at one step. `worker.core.upload_division`
-assigns equal tensors to objects, and each object to the rank that writes it (the *division*). For this purpose, each
-rank lists the tensors that other ranks may also hold (its *offer*). The rank sends an object only if S3 lacks it.
+A *replicated object* contains tensors that are equal on several ranks at one step. Each rank lists the tensors that
+other ranks may also hold (its *offer*). `worker.core.upload_division` assigns equal tensors to objects, and each object
+to the rank that writes it (the *division*).
 
 Invariant: the name of a shared object contains the SHA-256 of its bytes. No rank overwrites it with other bytes.
 """
@@ -34,37 +33,34 @@ from worker.errors import CorruptCheckpoint, StoreDenied
 from worker.shm.slot_file import SlotFile
 from worker.storage.object_store import ObjectStore, OnStored, StoredObject
 
+# Smaller groups would need more requests per upload. With larger groups, ranks would share the work less evenly.
 GROUP_BYTES = 256 * 1024 * 1024
-"""Size in bytes at which a group of frozen tensors is full. No tensor is divided.
-
-Smaller groups would need more requests per upload. With larger groups, ranks would share the work less evenly.
-"""
+"""Size at which a group of frozen tensors is full. No tensor is divided."""
 _PIECE_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Digests of one group of frozen tensors (which training does not change), as the last upload computed them."""
+    """Digests of one group of frozen tensors, as the last upload computed them."""
 
     step: Step
     digest: bytes
-    """xxh3-128 digest of the bytes of the group's S3 object."""
     sha256: str
-    """SHA-256 of the bytes of the group's S3 object; empty if they differed from the bytes of the previous upload."""
+    """Empty if the bytes differed from those of the previous upload."""
     crc: int = 0
-    """CRC64NVME of the bytes of the group's S3 object; valid if `sha256` is not empty."""
+    """CRC64NVME; valid if `sha256` is not empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The tensors of a shard at one step that other ranks may hold, too. The coordinator's agent receives this list."""
+    """The tensors of a shard at one step that other ranks may also hold. The coordinator's agent receives this list."""
 
     items: tuple[Item, ...]
-    """The offered items: first the groups of frozen tensors, then single tensors in the order of the payload."""
+    """First the groups of frozen tensors, then single tensors in the order of the payload."""
     tensors: tuple[tuple[int, ...], ...]
     """For each item, the positions of its tensors in the shard's list of tensors."""
     frozen: tuple[SharedGroup, ...]
-    """The groups of frozen tensors (which training does not change). They are the first items, in the same order."""
+    """The groups of frozen tensors, which are the first items in the same order."""
     crcs: tuple[int, ...]
     """CRC64NVME of the S3 object of each group in `frozen`."""
 
@@ -79,31 +75,19 @@ class Planned:
     is_own: bool
     """True if this rank writes the object, False if another rank does."""
     crc: int
-    """CRC64NVME of the object's bytes."""
 
 
 class SharedTensors:
-    """Chooses the tensors of one shard that are stored in shared objects, during one generation.
-
-    Several uploads of the shard, for different steps, may use one object at the same time.
-    """
+    """Chooses the shared tensors of one shard in one generation. Several uploads may use one object at once."""
 
     def __init__(
         self, *, group_bytes: int = GROUP_BYTES, least_bytes: int = LEAST_BYTES, max_offered: int = MAX_OFFERED
     ) -> None:
         """Create the object, which has no digests of earlier uploads yet.
 
-        Before an upload, the rank lists the tensors that other ranks may also hold (its offer). The offer contains
-        groups of frozen tensors, which training does not change, and single tensors.
-
-        Args:
-            group_bytes: size in bytes at which a group is full. One shared S3 object stores a group. By default
-                `GROUP_BYTES`.
-            least_bytes: minimum total size in bytes of the tensors outside the groups. With fewer bytes, the offer
-                contains no single tensors, and the rank's own S3 object stores them. A last group with fewer bytes is
-                not formed. By default `LEAST_BYTES`.
-            max_offered: maximum number of single tensors in an offer. If there are more, the offer contains the largest
-                tensors.
+        A group is full at `group_bytes`. With fewer than `least_bytes` outside the groups, the offer contains no single
+        tensors; a last group with fewer bytes is not formed. The offer contains the `max_offered` largest single
+        tensors.
         """
         self._group_bytes = group_bytes
         self._least_bytes = least_bytes
@@ -112,26 +96,13 @@ class SharedTensors:
         """Guards the attributes below, which the threads of uploads share."""
         self._seen: dict[tuple[TensorEntry, ...], _Seen] = {}
         self._offers: dict[Step, Offer] = {}
-        """The offers (lists of tensors that other ranks may also hold) of running uploads, by step.
-
-        Each attempt to upload a step uses the same offer, until `forget`.
-        """
+        """The offers of running uploads, by step. Each attempt uses the same offer, until `forget`."""
 
     def look(self, slot: SlotFile, entries: Sequence[TensorEntry], check: Callable[[], None]) -> Offer:
-        """Compute the digests that show which tensors other ranks also hold. Blocks: call it in a thread.
+        """Return the offer for a sealed and pinned slot, with its digests. Blocks. Each attempt returns the same offer.
 
-        Args:
-            slot: mapped file of the slot, which is sealed and pinned.
-            entries: all tensors of the slot, in order.
-            check: raises an error if the upload was cancelled.
-
-        Returns:
-            The offer: the list of tensors that this node sends to the coordinator's agent. Each attempt to upload a
-            step uses the same offer. If the tensors outside the groups of frozen tensors have fewer than `least_bytes`
-            together, the offer contains only these groups.
-
-        Raises:
-            OversizedMessage: a header would exceed the limit of safetensors.
+        `check` raises an error if the upload was cancelled. Raises OversizedMessage if a header would exceed the limit
+        of safetensors.
         """
         step = slot.header.step
         with self._lock:
@@ -140,10 +111,7 @@ class SharedTensors:
             return self._offers[step]
 
     def forget(self, step: Step) -> None:
-        """Drop the cached offer of `step` (this rank's tensors that other ranks may also have).
-
-        Called after the last attempt to upload this step, on the event loop. The call never blocks.
-        """
+        """Drop the cached offer of `step` after the last attempt to upload it, on the event loop."""
         self._offers.pop(step, None)
 
     def _offer(self, slot: SlotFile, entries: Sequence[TensorEntry], check: Callable[[], None]) -> Offer:
@@ -180,25 +148,11 @@ class SharedTensors:
         division: Division | None,
         check: Callable[[], None],
     ) -> tuple[Planned, ...]:
-        """Return the S3 objects with tensors that this shard shares with other ranks or checkpoints.
+        """Return the S3 objects with tensors that this shard shares with other ranks or checkpoints. Blocks.
 
-        Computes the SHA-256 of objects with tensors that several ranks hold: call it in a thread.
-
-        Args:
-            slot: mapped file of the slot, which is sealed and pinned.
-            entries: all tensors of the slot, in order.
-            where: bucket and key of the shard's own object.
-            offer: the result of `look`: the tensors that this rank may share with other ranks, with their digests.
-            division: assigns the offered tensors of all ranks to objects, and each object to the rank that writes it.
-                None if the ranks could not agree: the rank then writes the object of each group in `offer.frozen`, and
-                its own object contains all other tensors.
-            check: raises an error if the upload was cancelled.
-
-        Returns:
-            The objects. The shard's own object must contain all other tensors.
-
-        Raises:
-            OversizedMessage: a header would exceed the limit of safetensors.
+        Without a `division`, the rank writes the object of each group in `offer.frozen`. The shard's own object, at
+        `where`, must contain all other tensors. Raises OversizedMessage if a header would exceed the limit of
+        safetensors.
         """
         planned: list[Planned] = []
         for number, (group, crc) in enumerate(zip(offer.frozen, offer.crcs, strict=True)):
@@ -219,7 +173,6 @@ class SharedTensors:
         return tuple(planned)
 
     def _divide(self, entries: Sequence[TensorEntry]) -> Iterator[tuple[int, ...]]:
-        """Divide the frozen tensors into one group per S3 object, and yield the indices of each group's tensors."""
         numbers: list[int] = []
         size = 0
         for number, entry in enumerate(entries):
@@ -233,10 +186,7 @@ class SharedTensors:
             yield tuple(numbers)
 
     def _look(self, slot: SlotFile, tensors: tuple[TensorEntry, ...], check: Callable[[], None]) -> _Seen:
-        """Return the digests (xxh3-128 and SHA-256) of the bytes of a group of frozen tensors.
-
-        The SHA-256 is empty if the bytes have changed since the last upload, so that the group is not shared.
-        """
+        """Return the digests of a group of frozen tensors, without SHA-256 if it has changed since the last upload."""
         step, last = slot.header.step, self._seen.get(tensors)
         fast = xxhash.xxh3_128()
         for piece in _pieces(slot, tensors, check):
@@ -250,10 +200,7 @@ class SharedTensors:
 
 
 def groups_of(planned: Sequence[Planned]) -> SharedGroups:
-    """Return which tensors of a shard are stored in which shared S3 object.
-
-    The upload writes the result into the header of the shard's own S3 object, so that a load finds the shared objects.
-    """
+    """Return which tensors are stored in which shared S3 object, for the header of the shard's own object."""
     return SharedGroups(
         frozen=tuple(each.group for each in planned if each.is_frozen),
         replicated=tuple(each.group for each in planned if not each.is_frozen),
@@ -261,12 +208,11 @@ def groups_of(planned: Sequence[Planned]) -> SharedGroups:
 
 
 def missing(objects: ObjectStore, planned: Sequence[Planned]) -> Sequence[Planned]:
-    """Return the first of the planned shared objects that S3 lacks, and all planned objects after it.
+    """Return the first of the planned shared objects that S3 lacks, and all planned objects after it. Blocks.
 
-    S3 lacks an object if the stored object has another size or another checksum. Without a stored checksum, only the
-    size counts. The function stops at the first missing object to save requests, because many ranks wait for the same
-    objects. Raises StorageError if a request fails. Blocks: call it in a thread.
+    S3 lacks an object of another size or another checksum, if it stored one. Raises StorageError if a request fails.
     """
+    # Stop at the first missing object to save requests, because many ranks wait for the same objects.
     for number, each in enumerate(planned):
         found = _head(objects, each.place)
         if found is None or found.bytes != each.group.object_bytes or found.crc not in (None, each.crc):
@@ -285,25 +231,13 @@ def write_missing(
     on_stored: OnStored,
     check: Callable[[], None],
 ) -> None:
-    """Upload the planned objects of tensors that several shards share, unless S3 has them. Blocks: call it in a thread.
+    """Upload the planned objects of shared tensors from a sealed and pinned slot, unless S3 has them. Blocks.
 
-    Each rank begins with a different object, so that the ranks share the work even if they could not agree on writers.
-    Two ranks that send the same object store the same bytes.
-
-    Args:
-        objects: object store that receives the objects.
-        slot: mapped file of the slot, which is sealed and pinned.
-        entries: all tensors of the slot, in order.
-        planned: objects that the shard needs. The call skips objects that S3 already has.
-        world_size: number of ranks.
-        on_begun: called with the name and the size of each object that is sent.
-        on_stored: called with the bytes of each part that S3 has stored.
-        check: raises an error if the upload was cancelled.
-
-    Raises:
-        StorageError: the subtype shows whether to retry.
-        CorruptCheckpoint: the slot changed during the call.
+    Two ranks that send the same object store the same bytes. Raises StorageError, and CorruptCheckpoint if the slot
+    changed during the call.
     """
+    # Each rank begins with a different object, so that the ranks share the work even if they could not agree on
+    # writers.
     first = slot.header.owner_rank * len(planned) // max(world_size, slot.header.owner_rank + 1)
     for each in (*planned[first:], *planned[:first]):
         if missing(objects, [each]):
@@ -313,18 +247,15 @@ def write_missing(
 
 
 def _head(objects: ObjectStore, place: ObjectReference) -> StoredObject | None:
-    """Return the description of a shared object, or None if it does not exist.
-
-    S3 also refuses access to a missing object if the role may not list the bucket. The result is then None, too.
-    """
+    """Return the description of a shared object, or None if it does not exist."""
     try:
         return objects.head(place)
     except StoreDenied:
+        # S3 also refuses access to a missing object if the role may not list the bucket.
         return None
 
 
 def _digests(slot: SlotFile, tensors: Sequence[TensorEntry], check: Callable[[], None]) -> tuple[str, int]:
-    """Return SHA-256 and CRC64NVME of the bytes of the S3 object that stores a group of tensors."""
     whole, crc = hashlib.sha256(), 0
     for piece in _pieces(slot, tensors, check):
         whole.update(piece)
@@ -364,10 +295,7 @@ def _pieces(slot: SlotFile, tensors: Sequence[TensorEntry], check: Callable[[], 
 def _verified(
     slot: SlotFile, tensors: Sequence[TensorEntry], sha256: str, check: Callable[[], None]
 ) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of the S3 object that stores a group of tensors.
-
-    After the last piece, raise CorruptCheckpoint if the SHA-256 of the bytes differs from `sha256`.
-    """
+    """Yield the bytes of a group's S3 object. At last, raise CorruptCheckpoint if their SHA-256 is not `sha256`."""
     whole = hashlib.sha256()
     for piece in _pieces(slot, tensors, check):
         whole.update(piece)

@@ -1,6 +1,6 @@
 """Reads the state of this node's network cards and file systems from the kernel.
 
-Invariant: this module judges nothing; it returns what it has read. Values that cannot be read are omitted.
+Invariant: this module judges nothing. Values that cannot be read are omitted.
 """
 
 from __future__ import annotations
@@ -16,53 +16,31 @@ from worker.core.node_health import DiskFacts, DiskQueue, LinkFacts
 CLASS_NET = Path("/sys/class/net")
 BLOCK_DEVICES = Path("/sys/dev/block")
 _FINISHED, _WAITING = (0, 4, 11, 15), 8
-"""Columns of a block device's `stat` file, from which `queue` reads two numbers.
+"""Columns of a block device's `stat` file: finished reads, writes, discards and flushes; requests in flight.
 
-`_FINISHED`: finished reads, writes, discards and flushes; older kernels lack the last two. `_WAITING`: requests in
-flight. Source: Documentation/block/stat.rst of Linux.
+Older kernels lack discards and flushes. Source: Documentation/block/stat.rst of Linux.
 """
 _DOWN = frozenset({"down", "lowerlayerdown", "notpresent"})
 _ERRORS = ("rx_errors", "tx_errors")
 _CARD_BYTES = ("rx_bytes", "tx_bytes")
 _EFA_BYTES = ("rx_bytes", "tx_bytes", "rdma_read_bytes", "rdma_write_bytes")
-"""Byte counters of an EFA adapter, whose traffic its network card does not count.
-
-Older drivers lack the counters of RDMA traffic.
-"""
+"""Byte counters of an EFA adapter, which its network card does not count. Older drivers lack those of RDMA."""
 LEAST_DISK_BYTES = 256 * 1024 * 1024
 LEAST_SHARE = 0.01
 
 
 def links(class_net: Path = CLASS_NET, class_infiniband: Path = CLASS_INFINIBAND) -> tuple[LinkFacts, ...]:
-    """Return the state of this node's network cards and of the ports of its EFA and InfiniBand adapters.
-
-    Bridges, tunnels and loopback are omitted, because other software activates and deactivates them.
-
-    Args:
-        class_net: folder in which the kernel lists cards.
-        class_infiniband: folder in which the kernel lists adapters.
-
-    Returns:
-        Facts sorted by name.
-    """
+    """Return the state of this node's network cards and of the ports of its adapters, sorted by name."""
+    # Omit bridges, tunnels and loopback, because other software activates and deactivates them.
     cards = [_card(card) for card in _folders(class_net) if (card / "device").exists()]
     ports = [_port(adapter, port) for adapter in _folders(class_infiniband) for port in _folders(adapter / "ports")]
     return tuple(link for link in (*cards, *ports) if link is not None)
 
 
 def disk(path: Path, block_devices: Path = BLOCK_DEVICES) -> DiskFacts | None:
-    """Return the free space and the state of the file system that contains `path`.
-
-    This call only reads, because a write to a hung volume would block.
-
-    Args:
-        path: a folder.
-        block_devices: folder in which the kernel lists block devices by number.
-
-    Returns:
-        The facts; None if the folder does not exist.
-    """
+    """Return the free space and state of the file system that contains `path`; None if it does not exist."""
     try:
+        # Only read, because a write to a hung volume would block.
         facts = os.statvfs(path)
     except OSError:
         return None
@@ -78,16 +56,7 @@ def disk(path: Path, block_devices: Path = BLOCK_DEVICES) -> DiskFacts | None:
 
 
 def queue(path: Path, block_devices: Path = BLOCK_DEVICES) -> DiskQueue | None:
-    """Return the finished and pending requests of the volume that holds `path`.
-
-    Args:
-        path: a folder.
-        block_devices: folder in which the kernel lists block devices by number.
-
-    Returns:
-        The counts. None if no block device of this node contains the folder: tmpfs, overlay, network file system,
-        btrfs.
-    """
+    """Return the finished and pending requests of the volume that holds `path`. None without a block device."""
     try:
         device = os.stat(path).st_dev
         columns = [

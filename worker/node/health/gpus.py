@@ -3,12 +3,10 @@
     EVERSTEP_NVML_STUB=FILE
     {"gpus": [{"index": 0, "xids": [79], "ecc_uncorrectable": 0, "throttled": false, "lost": false}]}
 
-A stub file describes simulated GPUs for tests. It is read again at every reading. A missing file means that the node
-has no GPUs. While the file is unreadable, the reader returns the GPUs of its last content. Outside local mode a stub is
+A stub file is read again at every reading. A missing file means that the node has no GPUs. Outside local mode a stub is
 refused, because a real node must not report simulated GPUs.
 
-Invariant: without the library or the driver, the node has no GPUs, and the reason is logged once. A fact that a GPU
-does not provide is omitted.
+Invariant: without the library or the driver, the node has no GPUs. A fact that a GPU does not provide is omitted.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ from worker.errors import StubRefused
 log = logging.getLogger(__name__)
 STUB_VARIABLE = "EVERSTEP_NVML_STUB"
 STUB_NAME = "NVIDIA H100 80GB HBM3"
-"""Model name, as NVML reports it, of the simulated GPUs that a stub file describes."""
 _T = TypeVar("_T")
 
 
@@ -45,17 +42,9 @@ class GpuReader(Protocol):
 
 
 def gpu_reader(environment: Mapping[str, str] = os.environ) -> GpuReader:
-    """Return this node's source of GPU readings.
+    """Return this node's source: a stub that the environment names, NVML if available, or a source without GPUs.
 
-    Args:
-        environment: environment of the agent; read for the stub and for local mode.
-
-    Returns:
-        The stub if the environment names a stub file, otherwise NVML if it is available, otherwise a source without
-            GPUs.
-
-    Raises:
-        StubRefused: the environment names a stub outside local mode.
+    Raises StubRefused if the environment names a stub outside local mode.
     """
     stub = environment.get(STUB_VARIABLE)
     if stub:
@@ -73,7 +62,6 @@ class NoGpus:
     """Source of GPU readings on a node without GPUs; every reading is empty."""
 
     def read(self) -> tuple[GpuFacts, ...]:
-        """Return an empty tuple, because the node has no GPUs (see `GpuReader`)."""
         return ()
 
     def close(self) -> None:
@@ -104,7 +92,6 @@ class StubGpus:
         self._last: tuple[GpuFacts, ...] = ()
 
     def read(self) -> tuple[GpuFacts, ...]:
-        """Read the stub file and return its simulated GPUs (see `GpuReader`)."""
         try:
             found = _stub_file.decode(self._path.read_bytes())
         except FileNotFoundError:
@@ -139,11 +126,7 @@ class NvmlGpus:
     """Source of GPU readings through NVML (`nvidia-ml-py`, which only this class imports)."""
 
     def __init__(self) -> None:
-        """Open the NVML library.
-
-        Raises:
-            _NoNvml: the library or the driver is missing.
-        """
+        """Open the NVML library. Raises _NoNvml if the library or the driver is missing."""
         try:
             import pynvml
         except ImportError as error:
@@ -170,12 +153,10 @@ class NvmlGpus:
         log.info("watching %d GPUs: %s", len(self._names), ", ".join(sorted(set(self._names.values()))))
 
     def read(self) -> tuple[GpuFacts, ...]:
-        """Read all GPUs from the driver (see `GpuReader`)."""
         xids = self._xids()
         return tuple(self._facts(index, tuple(xids.get(index, ()))) for index in self._names)
 
     def close(self) -> None:
-        """Close the NVML library, the interface of the GPU driver (see `GpuReader`)."""
         if self._events is not None:
             with suppress(self._nvml.NVMLError):
                 self._nvml.nvmlEventSetFree(self._events)
@@ -204,10 +185,6 @@ class NvmlGpus:
             return GpuFacts(index=index, name=self._names[index], xids=xids, is_lost=True)
 
     def _ask(self, question: Callable[[], _T], unknown: _T) -> _T:
-        """Return the result of an NVML call, or `unknown` if this GPU does not support the call.
-
-        Raises an error if the GPU is lost.
-        """
         try:
             return question()
         except self._nvml.NVMLError_GpuIsLost:

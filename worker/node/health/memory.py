@@ -1,6 +1,6 @@
 """Reads facts about this node's memory from /proc and the memory cgroup (v1 and v2).
 
-Invariant: this module judges nothing; it returns what it has read, and None for a value that cannot be read.
+Invariant: this module judges nothing, and returns None for a value that cannot be read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from worker.core.memory_ends import KillCounts
 _NO_LIMIT_BYTES = 1 << 60
 """Limits from this value on mean "no limit", because cgroup v1 shows a number near 2^63."""
 _RECORD_BYTES = 16 * 1024
-"""Size in bytes of the buffer for one read of the kernel's log. A read returns one record, which is shorter."""
+"""Buffer for one read of the kernel's log, which returns one shorter record."""
 _OVERWRITTEN_READS = 16
 
 
@@ -29,7 +29,7 @@ class MemoryFacts:
     available_bytes: int
     """Memory that processes could allocate now without swapping."""
     limit_bytes: int | None = None
-    """The cgroup's limit if it is lower than the machine's memory; None if the machine is the limit."""
+    """The cgroup's limit if it is lower than the machine's memory, otherwise None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +44,7 @@ class ProcessMemory:
 def memory_facts(
     proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"), process: str = "self"
 ) -> MemoryFacts:
-    """Read how much memory a process and its children can use.
-
-    The limits of a cgroup's parents apply, too. The lowest limit counts.
-
-    A cgroup's usage includes cached file pages. The inactive file pages count as available, as in MemAvailable, because
-    the kernel reclaims them before it kills a process. Source: the working set of kubelet's eviction signal
-    `memory.available`.
-
-    Args:
-        proc: mount point of procfs; replaced in tests.
-        cgroups: mount point of the cgroup file system, v1 or v2; replaced in tests.
-        process: pid of the process, or `self`.
-
-    Returns:
-        The facts, with the lowest limit applied.
-    """
+    """Read how much memory a process (a pid, or `self`) can use, by the lowest limit of its cgroups."""
     fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
     total = _kib(fields["MemTotal"])
     available = _kib(fields["MemAvailable"])
@@ -67,6 +52,8 @@ def memory_facts(
     for group in _with_parents(_memory_cgroup(proc, cgroups, process), cgroups):
         limit = _number(group / "memory.max") or _number(group / "memory.limit_in_bytes")
         used = _number(group / "memory.current") or _number(group / "memory.usage_in_bytes")
+        # A cgroup's usage includes cached file pages. Inactive ones count as available, because the kernel reclaims
+        # them before it kills a process. Source: the working set of kubelet's eviction signal `memory.available`.
         if limit is not None and limit < _NO_LIMIT_BYTES:
             lower = limit if limit < total else lower
             total = min(total, limit)
@@ -75,10 +62,7 @@ def memory_facts(
 
 
 def process_memory(pid: int, proc: Path = Path("/proc")) -> ProcessMemory | None:
-    """Read a process's resident memory. The read is small and needs no privilege.
-
-    The result is None once the process has ended or its memory is being freed. `proc` is the mount point of procfs.
-    """
+    """Read a process's resident memory. None once the process has ended or its memory is being freed."""
     try:
         fields = dict(line.partition(":")[::2] for line in (proc / str(pid) / "status").read_text().splitlines())
     except (OSError, ValueError):
@@ -89,11 +73,9 @@ def process_memory(pid: int, proc: Path = Path("/proc")) -> ProcessMemory | None
 
 
 def oom_kill_count(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Read the number of out-of-memory kills in this process's cgroup.
+    """Read the number of out-of-memory kills in this process's cgroup, or of the machine if the cgroup counts none.
 
-    If the cgroup does not count kills, the result is the number for the whole machine. Only the difference between two
-    readings is meaningful. The result is None if the kernel has no such counter. `proc` and `cgroups` are the mount
-    points of procfs and of the cgroups.
+    Only the difference between two readings is meaningful. None if the kernel has no such counter.
     """
     counts = kill_counts(proc, cgroups)
     return counts.node if counts.cgroup is None else counts.cgroup
@@ -102,34 +84,21 @@ def oom_kill_count(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgr
 def kill_counts(
     proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"), process: str = "self"
 ) -> KillCounts:
-    """Read both counts of out-of-memory kills: of a process's memory cgroup and of the machine.
-
-    For the root cgroup, which covers the whole machine, the cgroup's count is None. `proc` and `cgroups` are the mount
-    points of procfs and of the cgroups. `process` is a pid, or `self`.
-    """
+    """Read the out-of-memory kills of a process's cgroup (None for the root cgroup) and of the machine."""
     own = _memory_cgroup(proc, cgroups, process)
     of_group = group_kill_count(own) if own is not None and own != cgroups / "memory" else None
     return KillCounts(cgroup=of_group, node=_counts(proc / "vmstat").get("oom_kill"))
 
 
 def group_kill_count(group: Path) -> int | None:
-    """Read the number of out-of-memory kills in the cgroup whose folder is `group`.
-
-    Return None if the cgroup does not account memory.
-    """
+    """Read the number of out-of-memory kills in a cgroup. None if the cgroup does not account memory."""
     counts = (_counts(group / name).get("oom_kill") for name in ("memory.events", "memory.oom_control"))
     return next((count for count in counts if count is not None), None)
 
 
 def kernel_log(path: Path = Path("/dev/kmsg")) -> str:
-    """Read the kernel's log. Needs CAP_SYSLOG where `kernel.dmesg_restrict` is 1.
-
-    Args:
-        path: the kernel's log device, or a file with such records.
-
-    Returns:
-        One record per line; empty if the log may not be read.
-    """
+    """Read the kernel's log, one record per line; empty if it may not be read."""
+    # Needs CAP_SYSLOG where `kernel.dmesg_restrict` is 1.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -162,10 +131,7 @@ def _with_parents(group: Path | None, cgroups: Path) -> Iterator[Path]:
 
 
 def _memory_cgroup(proc: Path, cgroups: Path, process: str) -> Path | None:
-    """Return the folder of a process's memory cgroup, or None if it is not visible.
-
-    The cgroup is not visible if the process has ended, the cgroup is in another namespace, or none is mounted.
-    """
+    """Return the folder of a process's memory cgroup, or None if it is not visible."""
     unified = None
     try:
         lines = (proc / process / "cgroup").read_text().splitlines()
@@ -182,7 +148,6 @@ def _memory_cgroup(proc: Path, cgroups: Path, process: str) -> Path | None:
 
 
 def _inactive_file_bytes(group: Path) -> int:
-    """Return the bytes of inactive file pages of a cgroup and its children, from cgroup v1 or v2."""
     counts = _counts(group / "memory.stat")
     return counts.get("total_inactive_file", counts.get("inactive_file", 0))
 

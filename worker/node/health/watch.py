@@ -1,9 +1,7 @@
 """The health watch of a node: a thread that reads all devices once per second and reports their faults.
 
-If a driver or disk does not answer, only this thread blocks. `faults`, which the agent calls in its own thread, then
-reports the device as silent.
-
-Invariant: the agent's event loop never waits for a reading. The watch calls the agent only when the faults change.
+If a driver or disk does not answer, only this thread blocks, and `faults` reports the device as silent. Invariant: the
+agent's event loop never waits for a reading. The watch calls the agent only when the faults change.
 """
 
 from __future__ import annotations
@@ -37,14 +35,8 @@ _T = TypeVar("_T")
 class HealthWatch:
     """Reads the devices of one node periodically, and reports their faults to the agent.
 
-    The agent calls `start` before all other methods, and `close` after them.
-
-    Args:
-        gpus: source of GPU readings; the watch closes it.
-        state: state directory of the agent, whose disk is watched.
-        monotonic: returns seconds of a monotonic clock.
-        period_seconds: seconds between two readings.
-        close_seconds: maximum seconds for which `close` waits for a reading that does not end.
+    The agent calls `start` before all other methods, and `close` after them. The watch closes `gpus`. `close` waits
+    `close_seconds` at most for a reading.
     """
 
     gpus: GpuReader
@@ -64,19 +56,12 @@ class HealthWatch:
         self._thread: threading.Thread | None = None
 
     def start(self, on_change: Callable[[], None]) -> None:
-        """Start the thread that reads all devices periodically.
-
-        Args:
-            on_change: called in the watch's thread whenever the faults have changed.
-        """
+        """Start the thread, which calls `on_change` whenever the faults have changed."""
         self._thread = threading.Thread(target=self._run, args=(on_change,), name="node health", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread that reads the devices.
-
-        A thread in a hanging driver cannot end. It does not delay the exit of the process.
-        """
+        """End the thread. A thread in a hanging driver cannot end, and does not delay the exit of the process."""
         self._ends.set()
         if self._thread is not None:
             self._thread.join(self.close_seconds)
