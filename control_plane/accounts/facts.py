@@ -71,7 +71,6 @@ _FAULTS: Final[Mapping[str, str]] = {
     FaultCode.MEMORY_FULL: "too little memory",
     FaultCode.RANKS_NOT_GONE: "processes that do not exit",
 }
-"""Names of faults. A fault without a name has the words of its code."""
 _ODD: Final[Mapping[facts.Oddity, str]] = {
     facts.Oddity.STOPPED: "stopped",
     facts.Oddity.BEHIND: "at an earlier step than the other ranks",

@@ -80,23 +80,21 @@ class PostMortem:
 
     account: Account
     duty: PersonDuty
-    """The duty of a person because of the incident."""
     subject: Subject
     owner: str
-    """The person who handles the incident (its owner). Empty if it has no owner."""
+    """Empty without an owner."""
     acknowledged_by: str
-    """The person who acknowledged the incident. Empty if nobody has acknowledged it."""
+    """Empty if nobody has acknowledged the incident."""
     events: tuple[TimelineEntry, ...]
     """Stored events around the incident, in any order."""
     lines: tuple[str, ...]
-    """The last log lines of the failed generation before the failure, oldest first."""
     lines_missing: str
     """Why `lines` is empty although ranks may have printed lines. Empty if no lines are missing."""
     stacks: tuple[Stack, ...]
     notes: tuple[WrittenNote, ...]
     similar: tuple[SimilarIncident, ...]
     written_at: float
-    """Time at which the document is written, in Unix seconds."""
+    """Unix seconds."""
 
 
 def markdown(post_mortem: PostMortem) -> str:

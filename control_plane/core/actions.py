@@ -1,9 +1,8 @@
 """The results of decisions about jobs and fleets: what to store, and which actions to execute.
 
-The control plane decides about each job and each fleet at short intervals. A decision has two parts. The control plane
-first writes the stored part (`record`, `plan`, `incidents`, `events` …) in one transaction. Then it executes the
-actions: it sends messages to agents and calls AWS. Each action is idempotent and follows from stored state. If a
-control plane crashes between the two parts, its successor therefore decides on the same actions again.
+The control plane first writes the stored part of a decision (`record`, `plan`, `incidents` …) in one transaction, and
+then executes the actions. Invariant: each action is idempotent and follows from stored state. After a crash between the
+two parts, the next control plane therefore decides on the same actions again.
 """
 
 from __future__ import annotations
@@ -58,9 +57,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendLoad:
-    """Send a node the stored plan of its generation.
-
-    The executor (`loop.executor`) adds the key with which the agents of the generation authenticate each other.
+    """Send a node the stored plan of its generation. The executor adds the key by which agents authenticate each other.
     """
 
     node_id: NodeId
@@ -94,13 +91,13 @@ class LaunchInstances:
     key: str
     count: int
     desired_count: int
-    """Desired capacity that the group has after the call."""
+    """Desired capacity of the group after the call."""
     zone: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminateMember:
-    """Terminate one instance by its id, or remove an instance that has already ended from its Auto Scaling group."""
+    """Terminate one instance by its id, or remove an ended instance from its Auto Scaling group."""
 
     group: str
     node_id: NodeId
@@ -110,10 +107,7 @@ class TerminateMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebootMember:
-    """Reboot one instance by its id, once for each time that its node enters the state REBOOTING.
-
-    `since` is the Unix time at which the node entered this state.
-    """
+    """Reboot one instance, once for each Unix time `since` at which its node enters the state REBOOTING."""
 
     group: str
     node_id: NodeId
@@ -122,23 +116,17 @@ class RebootMember:
 
 
 def reboot_key(node_id: NodeId, since: float) -> str:
-    """Return the key of the database row in which the control plane records a node's reboot before it calls EC2.
-
-    `since` is the Unix time at which the node entered the state REBOOTING.
-    """
+    """Return the key of the database row in which the control plane records a reboot before it calls EC2."""
     return f"reboot/{node_id}/{since:.3f}"
 
 
 LAUNCH_CALL = "LaunchInstances"
-"""Name under which the control plane stores a call of LaunchInstances before it makes the call."""
+"""The control plane stores a call of LaunchInstances under this name before it makes the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendKeepEvidence:
-    """Send an agent the order to upload its own log and its ranks' output to S3.
-
-    The fleet loop sends this order to the agents of nodes that a person will inspect.
-    """
+    """Order an agent to upload its own log and its ranks' output to S3, before a person inspects the node."""
 
     node_id: NodeId
 
@@ -162,7 +150,6 @@ class HoldTermination:
     hook: str
     node_id: NodeId
     seconds: float
-    """The hook's timeout in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +159,7 @@ class RetryLaunch:
     group: str
     desired_count: int
     failed_at: float
-    """Time at which the newest launch failed, in Unix seconds. Each failed launch causes at most one retry."""
+    """Unix seconds. Each failed launch causes at most one retry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,15 +168,11 @@ class ResumeLaunch:
 
     group: str
     reason: str
-    """AWS's reason for the suspension."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtectMembers:
-    """Protect instances of an Auto Scaling group from scale-in.
-
-    An instance lacks protection if its group launched it before the group was set to protect new instances.
-    """
+    """Protect instances from scale-in that their group launched before it protected new instances."""
 
     group: str
     node_ids: tuple[NodeId, ...]
@@ -197,15 +180,9 @@ class ProtectMembers:
 
 JobAction = Send | SendLoad | PutManifest
 MemberAction = SetDesired | LaunchInstances | TerminateMember | RebootMember | CompleteTermination
-"""Actions that change the members of a fleet's Auto Scaling group, or the members' state.
-
-After such an action, earlier answers of AWS about the group are outdated, and the control plane ignores them.
-"""
+"""After such an action, earlier answers of AWS about the group are outdated, and the control plane ignores them."""
 GroupAction = MemberAction | HoldTermination | RetryLaunch | ResumeLaunch | ProtectMembers
-"""Actions on a fleet's Auto Scaling group or on its instances.
-
-Before it executes such an action, the executor records the intended call in the database.
-"""
+"""The executor records the call in the database before it executes such an action."""
 FleetAction = GroupAction | Send | SendKeepEvidence
 
 
@@ -215,17 +192,13 @@ class EventDraft:
 
     type: str
     message: Message
-    """What happened. Without `reason`, the whole message."""
+    """Without `reason`, the whole message."""
     reason: Reason | None = None
-    """Why it happened. The stored message contains its sentence after a colon."""
+    """The stored message contains the sentence of this reason after a colon."""
     node_id: NodeId | None = None
     run: RunId | None = None
-    """The run of the job that the event is about. Only users of this job's project may read the event.
-
-    An event about a node names the job that the node works for, or last worked for.
-    """
+    """Only users of this job's project may read the event. For an event about a node: its current or last job."""
     detail: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Details that are too long for the message. JSON values only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,26 +206,20 @@ class Decision:
     """The decision about a job: what the job loop stores, and which actions it then executes."""
 
     record: JobRecord
-    """The job's record to store. It equals the record from which the decision was made if nothing changed."""
     actions: tuple[JobAction, ...] = ()
     plan: GenerationPlan | None = None
-    """The plan of a new generation, to store with the record."""
     fleet: FleetName | None = None
-    """The fleet to whose queue the job moves. None means that the job stays in its fleet."""
+    """The fleet to whose queue the job moves. None if the job stays in its fleet."""
     incidents: tuple[IncidentRecord, ...] = ()
-    """Incidents that the decision opened, changed or closed."""
     implications: tuple[Implication, ...] = ()
-    """Entries for the histories of nodes that were involved in incidents."""
     doubted: tuple[DoubtedCheckpoint, ...] = ()
-    """Checkpoints whose content differed from the manifest when nodes loaded them."""
     settled_spans: tuple[tuple[JobSpan, int], ...] = ()
-    """Spans of the job's time that no later report can change, with their ends. The record no longer contains them."""
+    """Spans that no later report can change, with their ends. The record no longer contains them."""
     events: tuple[EventDraft, ...] = ()
     requeue_after_seconds: float = 1.0
 
     @property
     def reason(self) -> JobReason:
-        """The reason for the job's current state."""
         return self.record.reason
 
 
@@ -261,27 +228,21 @@ class FleetDecision:
     """The decision about a fleet: what the fleet loop stores, and which actions it then executes."""
 
     records: tuple[NodeRecord, ...] = ()
-    """Changed rows of the node table."""
     actions: tuple[FleetAction, ...] = ()
     desired_count: int = 0
-    """The number of nodes that the fleet needs."""
     vacancies: Vacancies = ()
-    """Instances that the Auto Scaling group desires but lacks, as input for the next decision about the fleet."""
     is_frozen: bool = False
     is_blind: bool = False
-    """Whether most of the fleet's agents are silent, even if a person has confirmed that the silent nodes are lost.
+    """Whether most of the agents are silent, even if a person has confirmed that the silent nodes are lost.
 
-    After the confirmation, the fleet acts on the silence again. The fleet loop deletes the confirmation when it stores
-    a decision with False here. While automation is paused, True only keeps the confirmation.
+    After the confirmation, the fleet acts on the silence. The fleet loop deletes the confirmation when it stores a
+    decision with False here.
     """
     reasons: tuple[Reason, ...] = ()
-    """Why the fleet is frozen or waits, or how many nodes it keeps."""
     implications: tuple[Implication, ...] = ()
-    """Entries for the fault histories of nodes that work for no job."""
     events: tuple[EventDraft, ...] = ()
     forgotten: tuple[NodeId, ...] = ()
     """Nodes whose instances have ended. The control plane deletes the last reports of their agents."""
     roll_progress: RollProgress | None = None
-    """The progress of the fleet's newest roll (replacement or reboot of all its nodes). None without a roll."""
     is_empty: bool = False
-    """Whether the fleet is being deleted and has no more nodes. If so, the control plane deletes the fleet's row."""
+    """Whether the fleet is being deleted and has no nodes. The control plane then deletes the fleet's row."""

@@ -21,9 +21,7 @@ from everstep.protocol.ids import FIRST_STEP
 def with_ruling(view: JobView) -> tuple[JobView, Repeated | None]:
     """Apply the decision of `core.breakers` about repeated failures, once all members have promised to join.
 
-    The first value is `view` with the decision in the job's record. The second value is the reason for which the job
-    fails, or None if the job continues. The function decides nothing if the job itself did not cause the end of the
-    last generation.
+    The second value is the reason for which the job fails, or None if the job continues.
     """
     view = _without_explained_losses(view)
     record, spec = view.record, view.spec
