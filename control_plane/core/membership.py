@@ -5,9 +5,6 @@
     periods a    ├──────────────────┤         ├────▶
             b    ├────────┤
             c             ├─────────┤         ├────▶
-
-A node that takes part in consecutive launches has one period for all of them, unless the job released its nodes between
-them.
 """
 
 from __future__ import annotations
@@ -32,19 +29,13 @@ class Span:
     node_id: str
     start: datetime
     end: datetime | None
-    """End of the period. None while the node still works for the job."""
+    """None while the node still works for the job."""
 
 
 def spans(launches: Sequence[Launch], given_back: Sequence[datetime], ended_at: datetime | None) -> tuple[Span, ...]:
-    """Return the periods in which each node worked for a job.
+    """Return the periods of each node, sorted by start and then by node.
 
-    Args:
-        launches: the launches of the job, oldest first.
-        given_back: the times at which the job released all its nodes, for example for a pause.
-        ended_at: when the job ended, or None while it has not ended.
-
-    Returns:
-        The periods, sorted by start and then by node.
+    `given_back` are the times at which the job released all its nodes. `ended_at` is None while the job has not ended.
     """
     open_spans: dict[str, Span] = {}
     closed: list[Span] = []

@@ -1,10 +1,8 @@
 """The reasons for the states of nodes, fleets and rolls, as values.
 
-`control_plane.accounts` turns a reason into a sentence. Decisions compare types and fields. The fields `note` and
-`text` contain words of a person, of AWS or of an agent, which no code interprets.
-
-The facts of `core.observed.facts` are reasons as well. The database stores a reason as JSON, with its class under the
-key `kind`. A stored reason of an unknown class becomes `Recorded`, which no decision recognizes.
+The facts of `core.observed.facts` are reasons as well. The fields `note` and `text` contain words of a person, of AWS
+or of an agent, which no code interprets. The database stores a reason as JSON, with its class under the key `kind`. An
+unknown class becomes `Recorded`.
 """
 
 from __future__ import annotations
@@ -196,13 +194,11 @@ class RequestRefused(Value, frozen=True, tag="Refused"):
     node_id: str
     state: NodeState
     request: NodeRequest | None = None
-    """The request that is already pending."""
     job: str = ""
     by: str = ""
     """The person who manages the node's job instead of Everstep."""
     max_node_count: int = 0
     frozen: tuple[Reason, ...] = ()
-    """Why the fleet is frozen."""
 
 
 class FleetFrozen(Value, frozen=True):

@@ -10,12 +10,7 @@ from everstep.protocol.ids import Generation, NodeId, Rank
 
 
 class DrillKind(StrEnum):
-    """The fault that a drill injects.
-
-    - KILL_RANK: kills the process of one rank.
-    - KILL_AGENT: kills the agent of a node.
-    - TERMINATE_INSTANCE: terminates the instance of a node in EC2.
-    """
+    """The fault that a drill injects: it kills a rank or an agent, or terminates an instance in EC2."""
 
     KILL_RANK = "kill-rank"
     KILL_AGENT = "kill-agent"
@@ -37,7 +32,6 @@ class DrillOutcome(StrEnum):
     """The reason for the end of a drill. `control_plane.accounts.facts` has the sentences."""
 
     TRAINED_ON = "trained_on"
-    """The ranks have passed the step that they had reached before the drill."""
     JOB_COMPLETED = "job_completed"
     JOB_FAILED = "job_failed"
     JOB_STOPPED = "job_stopped"
@@ -45,12 +39,11 @@ class DrillOutcome(StrEnum):
     OTHER_INCIDENT = "other_incident"
     NO_LAUNCH_ENDED = "no_launch_ended"
     NOT_TRAINING = "not_training"
-    """The control plane did not inject the fault, because the job did not train without an incident."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillObserved:
-    """A drill (a fault that a person ordered), as the job loop reads it from the database."""
+    """A drill, as the job loop reads it from the database."""
 
     id: str
     kind: DrillKind

@@ -1,9 +1,7 @@
 """Facts: the evidence of verdicts, departures and incidents, as values.
 
-`control_plane.accounts.facts` turns a fact into a sentence. Decisions compare the types and fields of facts. The fields
-`text` and `note` contain words of AWS, an agent or a person, which no code interprets.
-
-The database stores a fact as JSON, with its class under the key `kind`.
+Decisions compare types and fields. The fields `text` and `note` contain words of AWS, an agent or a person, which no
+code interprets. The database stores a fact as JSON, with its class under the key `kind`.
 """
 
 from __future__ import annotations
@@ -36,9 +34,8 @@ class InstanceEnded(Value, frozen=True):
     state: str
     """EC2's state, for example `terminated`, or a clause about the lifecycle state in the Auto Scaling group."""
     code: str = ""
-    """EC2's code of the state reason, for example `Client.UserInitiatedShutdown`. Empty without a code."""
+    """EC2's code of the state reason, for example `Client.UserInitiatedShutdown`, or empty."""
     text: str = ""
-    """EC2's state reason. Empty without a reason."""
 
 
 class NodeRemoved(Value, frozen=True):
@@ -53,9 +50,9 @@ class Faulty(Value, frozen=True):
     code: str
     text: str
     xid: int | None = None
-    """Number of NVIDIA's Xid error. None for other faults."""
+    """Number of NVIDIA's Xid error, or None."""
     device: str = ""
-    """The faulty device: `gpu 3`, `eth0`. Empty if the fault concerns the whole node."""
+    """`gpu 3`, `eth0`. Empty if the fault concerns the whole node."""
     is_repeated: bool = False
     """Whether the same fault already caused a reboot of the node."""
 
@@ -106,11 +103,9 @@ class Announced(Value, frozen=True):
 
 
 class NodeRequest(StrEnum):
-    """A request for a node.
+    """A request for a node. A job that uses the node first gives it up at an agreed stop.
 
-    If a job uses the node, the job first gives it up at an agreed stop, a step after which all ranks stop.
-
-    - DRAIN: the fleet holds the node, that is, keeps it unused until a person decides.
+    - DRAIN: the fleet holds the node.
     - REPLACE: the fleet terminates the instance and launches another one.
     - REBOOT: EC2 reboots the node, and the node returns to service.
     - HOLD: the fleet holds a node that works for no job.
@@ -135,7 +130,6 @@ class Requested(Value, frozen=True):
 class SilenceProof(StrEnum):
     """The circumstance of a node's silence that decides what the silence proves.
 
-    - NONE: nothing else is known.
     - BLIND: most of the fleet is silent, so the silence proves nothing.
     - PEERS: other nodes do not reach the node.
     - CHECK: a status check of EC2 fails. `AgentSilent.text` describes the check.
@@ -164,10 +158,7 @@ class AgentSilent(Value, frozen=True):
 
 
 class OutOfView(Value, frozen=True):
-    """The node does not answer other members, although its agent reports.
-
-    `limit_seconds` is set once the time exceeds the limit.
-    """
+    """The node does not answer other members, although its agent reports, for longer than `limit_seconds` if set."""
 
     node_id: NodeId
     seconds: float
@@ -177,9 +168,7 @@ class OutOfView(Value, frozen=True):
 class Absence(StrEnum):
     """The way in which a member failed to join the next generation in time.
 
-    - LATE: its agent is connected, but did not promise to join.
-    - SILENT: its agent is silent.
-    - UNREACHABLE: its agent is silent, and the job waited longer for the shards on the node.
+    LATE: its agent is connected. SILENT: its agent is silent. UNREACHABLE: and the job waited longer for its shards.
     """
 
     LATE = "late"
@@ -210,7 +199,7 @@ class AgentRestarted(Value, frozen=True):
     node_id: NodeId
     generation: Generation
     reported_generation: Generation | None = None
-    """The generation that the agent reports. None if the agent has no state of the job."""
+    """None if the agent has no state of the job."""
 
 
 class RankEnded(Value, frozen=True):
@@ -222,7 +211,7 @@ class RankEnded(Value, frozen=True):
     code: int
     """The exit code, or the negated signal number."""
     memory: MemoryEnd | None = None
-    """The evidence of exhausted memory. None for other ends."""
+    """The evidence of exhausted memory, or None."""
 
 
 class RankLoadFailed(Value, frozen=True, tag="LoadFailed"):
@@ -284,10 +273,7 @@ class RanksOnNodes(msgspec.Struct, frozen=True):
 
 
 class Standstill(Value, frozen=True):
-    """Ranks made no progress in `phases` for longer than `limit_seconds`.
-
-    `proof` is None while nothing proves a hang. The event about the ranks contains their stacks.
-    """
+    """Ranks made no progress in `phases` for longer than `limit_seconds`. Without `proof`, nothing proves a hang."""
 
     stuck: RanksOnNodes
     phases: tuple[str, ...]
@@ -295,11 +281,10 @@ class Standstill(Value, frozen=True):
     seconds: float
     proof: HangProof | None = None
     proven: RanksOnNodes | None = None
-    """The ranks that are stopped or left behind."""
     reached_step: Step | None = None
-    """The step that other ranks reached. Set for LEFT_BEHIND."""
+    """Set for LEFT_BEHIND."""
     last_limit_seconds: float | None = None
-    """The limit up to which no stack changed. Set for UNCHANGED."""
+    """Set for UNCHANGED."""
 
 
 class Oddity(StrEnum):
@@ -356,7 +341,7 @@ class Returned(Value, frozen=True):
     """The job that needs the node. Empty if MaxNodeCount requires the return."""
     max_node_count: int = 0
     besides: Fact | None = None
-    """The earlier reason to give the node up. None without such a reason."""
+    """The earlier reason to give the node up, or None."""
 
 
 class NotStopped(Value, frozen=True):
@@ -371,7 +356,7 @@ class NotPaused(Value, frozen=True):
 
     seconds: float
     step: Step | None = None
-    """The step that did not become a checkpoint. None if the ranks did not stop."""
+    """None if the ranks did not stop."""
 
 
 class NoReplacement(Value, frozen=True):
@@ -456,6 +441,5 @@ def ranks_of(fact: Fact) -> tuple[Rank, ...]:
 
 
 NOTHING = Recorded()
-"""The evidence of a verdict that needs none."""
 
 resolve(Fact)

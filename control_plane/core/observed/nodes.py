@@ -15,8 +15,7 @@ class InstanceCondition(StrEnum):
 
     - PRESENT: the instance is pending or running.
     - ENDED: the instance is shutting down or terminated, or its group is terminating it.
-    - ABSENT: two answers of EC2 in a row did not list the instance. EC2's answers can be incomplete, so the condition
-      proves nothing by itself (`core.absence.settled`).
+    - ABSENT: two answers of EC2 in a row did not list the instance, which proves nothing by itself (`core.absence`).
     - UNKNOWN: the control plane has not polled AWS yet, or AWS did not answer.
     """
 
@@ -35,9 +34,8 @@ class Remedy(StrEnum):
     - HOLD: the job gives up the node, which waits until its agent reports again.
     - RETIRE: the job gives up the node, which waits for a person, because no evidence permits its termination.
     - REBOOT: the job gives up the node, and EC2 reboots it.
-    - REPLACE: the job gives up the node, and the fleet terminates it. Another instance replaces it.
-    - LET_GO: like REPLACE, but for a healthy node whose end AWS announced. The node needs no inspection, and the fleet
-      has already requested its replacement.
+    - REPLACE: the job gives up the node, and the fleet terminates and replaces it.
+    - LET_GO: like REPLACE, for a node whose end AWS announced, without inspection and with an earlier replacement.
     """
 
     NONE = "none"
@@ -51,19 +49,10 @@ class Remedy(StrEnum):
 
 
 class Cause(StrEnum):
-    """The cause of an incident, from the mildest to the most severe.
+    """The cause of an incident, from the mildest to the most severe. Of several causes, the most severe counts.
 
-    An incident with several causes stores the most severe cause. The first six causes do not count as failures:
-
-    - NOTICE: the job gives up a node because AWS announced the end of its instance.
-    - REQUESTED: the job gives up a node because a person requested to drain, reboot or replace it.
-    - GROWN: the job stopped at an agreed step to continue on more nodes.
-    - RETURNED: the job stopped at an agreed step to return nodes to its fleet.
-    - PAUSE_FAILED: the ranks did not stop in time for a pause, or the last step did not become a checkpoint.
-    - DRILL: a person ordered the fault, and all other faults are its consequences.
-
-    SHRUNK replaces the cause of a failure if no other node was available and the job continues on fewer nodes.
-    GROUP_LOST (all nodes that held a shard were lost) takes precedence over SHRUNK.
+    The causes up to DRILL are no failures. SHRUNK replaces the cause of a failure if the job continues on fewer nodes.
+    PAUSE_FAILED: the ranks did not stop in time for a pause, or the last step did not become a checkpoint.
     """
 
     NOTICE = "notice"
@@ -94,10 +83,7 @@ class Cause(StrEnum):
 
     @property
     def takes_nodes(self) -> bool:
-        """Whether a node lost for this cause counts when the fleet computes its number of spares.
-
-        The fleet counts nodes that failed or that AWS reclaimed. It ignores nodes that the job gave up at a
-        person's request, because such requests do not predict further losses.
+        """Whether a lost node counts towards the number of spares. A person's request does not predict further losses.
         """
         return self.is_failure or self is Cause.NOTICE
 
@@ -124,9 +110,8 @@ class Notice:
 
     kind: NoticeKind
     message: str
-    """AWS's text of the announcement."""
     ends_at: float | None = None
-    """Time at which AWS may end the instance, in Unix seconds. None if AWS names no time."""
+    """Unix seconds, or None if AWS names no time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,10 +119,9 @@ class BurnIn:
     """The newest order to test a node, and the newest result."""
 
     number: int
-    """Number of the order."""
     level: int
     ordered_at: float
-    """Unix time of the order."""
+    """Unix seconds."""
     repeat_count: int = 0
     """How many earlier results in a row were slow."""
     result: BurnInResult | None = None
@@ -147,7 +131,6 @@ class BurnIn:
 
     @property
     def is_pending(self) -> bool:
-        """Whether the result of the newest order is missing."""
         return self.result is None or self.result.number != self.number
 
 
@@ -158,50 +141,34 @@ class NodeObserved:
     node_id: NodeId
     instance: InstanceCondition = InstanceCondition.UNKNOWN
     ended: InstanceEnded | None = None
-    """AWS's report that the instance ended or that EC2's answers omit it. None without such a report."""
+    """AWS's report that the instance ended or that EC2's answers omit it, or None."""
     complaint: str = ""
-    """Words about an EC2 status check that fails although the instance runs. Empty if no check failed.
-
-    Checks can fail on healthy instances too.
-    """
+    """Words about an EC2 status check that fails, which can happen on healthy instances, or empty."""
     is_connected: bool = False
     silent_seconds: float = 0.0
-    """Seconds since the agent's last message.
-
-    Silence during the grace period after the start of this control plane does not count.
-    """
+    """Without the grace period after the start of this control plane."""
     heard_at: float | None = None
-    """Unix time at which the agent's last message arrived.
-
-    None if this control plane has received no message from the agent.
-    """
+    """Unix time of the agent's last message to this control plane, or None."""
     address: str = ""
     peer_port: int = 0
     protocol_minor: int | None = None
-    """The minor version of the connected agent's protocol (`Hello.protocol_minor`). None if no agent is connected."""
+    """`Hello.protocol_minor`. None if no agent is connected."""
     has_reported: bool = False
     """Whether the connected agent has sent this control plane a report."""
     is_warm: bool = False
-    """Whether the node can start a rank without importing the rank's modules first (`AgentReport.is_warm`)."""
+    """Whether the node can start a rank without importing the rank's modules first."""
     sources: frozenset[str] = frozenset()
     """SHA-256 of the source archives that the node holds."""
     member: MemberReport | None = None
-    """The part of the agent's newest report that is about the job for which the node works.
-
-    None if the node works for no job, or if its agent has not reported yet.
-    """
+    """The agent's newest report about the node's job. None without a job or a report."""
     faults: tuple[NodeFault, ...] = ()
-    """Faults of the node's hardware or system, from its agent's newest report."""
+    """Faults of the node's hardware or system."""
     burn_in: BurnInResult | None = None
-    """Result of the node's tests, from its agent's newest report."""
     history: tuple[Implication, ...] = ()
     """Incidents that involved the node since a person last returned it to service, oldest first."""
     request: Requested | None = None
-    """A person's pending request for the node (drain, replace, reboot or hold), or None.
-
-    The fleet fulfils the request after the job has given the node up.
-    """
+    """A person's pending request, which the fleet fulfils after the job has given the node up, or None."""
     domain: str | None = None
-    """The failure domain: the network node in EC2 to which the instance is attached. None until AWS has reported it."""
+    """The failure domain: the network node in EC2 to which the instance is attached, or None."""
     notices: tuple[Notice, ...] = ()
-    """Announcements by AWS that the instance will end or be interrupted, one per kind."""
+    """At most one per kind."""
