@@ -41,7 +41,7 @@ class Allowed:
     hosts: frozenset[str]
     """Lower-case host names. `*.example.com` allows all names below example.com."""
     networks: tuple[Network, ...]
-    """Networks that webhooks may reach although their addresses are not global (for example private addresses)."""
+    """Networks that webhooks may reach although their addresses are not global."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +57,9 @@ class WebhookTarget:
 
 
 def allowed(entries: Sequence[str]) -> Allowed:
-    """Return the allowed receivers from host names and networks in CIDR notation.
+    """Return the allowed receivers from host names (`*.example.com`) and networks (`10.0.0.0/8`).
 
-    Args:
-        entries: host names (`hooks.example.com`, `*.example.com`), and networks (`10.0.0.0/8`).
-
-    Returns:
-        The host names in lower case, and the networks.
-
-    Raises:
-        WebhookRefused: an entry with a slash is not a network.
+    Raises WebhookRefused if an entry with a slash is not a network.
     """
     networks: list[Network] = []
     for entry in (entry for entry in entries if "/" in entry):
@@ -78,17 +71,10 @@ def allowed(entries: Sequence[str]) -> Allowed:
 
 
 def target_of(url: str, receivers: Allowed) -> WebhookTarget:
-    """Parse a webhook's URL, and check that webhooks may reach its host.
+    """Parse `https://host[:port]/path?query`, and check that webhooks may reach its host.
 
-    Args:
-        url: `https://host[:port]/path?query`. Plain `http` only for the literal addresses 127.0.0.1 and ::1.
-        receivers: hosts and networks that the operator allowed.
-
-    Returns:
-        Host, port and path, and whether the server sends over TLS.
-
-    Raises:
-        WebhookRefused: the URL is not valid, contains a user or a password, or names a host that is not allowed.
+    Plain `http` is allowed only for the literal addresses 127.0.0.1 and ::1. Raises WebhookRefused if the URL is not
+    valid, contains a user or a password, or names a host that is not allowed.
     """
     try:
         parts = urlsplit(url)
@@ -108,22 +94,13 @@ def target_of(url: str, receivers: Allowed) -> WebhookTarget:
 
 
 def check_addresses(host: str, addresses: Sequence[str], receivers: Allowed) -> str:
-    """Check all addresses of a host, and choose the one to connect to.
+    """Check all addresses of a host, and return the first one, to connect to.
 
-    Args:
-        host: name of the receiver. Only the error's message contains this name.
-        addresses: all IP addresses to which the name resolves.
-        receivers: hosts and networks that the operator allowed.
-
-    Returns:
-        The first address, as text.
-
-    Raises:
-        WebhookRefused: the name has no address, or one that is not global and in no allowed network. One such address
-            suffices to refuse the host, because the name could otherwise lead to an internal service.
+    Raises WebhookRefused if the name has no address, or one that is not global and in no allowed network.
     """
     for text in addresses:
         address = ipaddress.ip_address(text.partition("%")[0])
+        # One such address suffices, because the name could otherwise lead to an internal service.
         if not all(_is_public(each) or _is_in(each, receivers.networks) for each in _meant(address)):
             raise WebhookRefused(
                 f"{host} resolves to {address}, which is not a public address; "
@@ -152,16 +129,10 @@ def key_of(secret: str) -> bytes:
 
 
 def signed_headers(keys: Sequence[bytes], message_id: str, timestamp: int, body: bytes) -> Mapping[str, str]:
-    """Return the headers of a message, with one signature per key.
+    """Return the headers of a message, with one signature per key: during a rotation, the new and the old key.
 
-    Args:
-        keys: at least one key. During a rotation, the new and the old key.
-        message_id: id that is equal for all attempts to send the same event.
-        timestamp: Unix seconds of this attempt.
-        body: the bytes that the request sends, without any change.
-
-    Returns:
-        Values by header name, as Standard Webhooks defines them.
+    `message_id` is equal for all attempts of an event, and `timestamp` is that of the attempt. `body` is sent
+    unchanged.
     """
     signed = f"{message_id}.{timestamp}.".encode() + body
     signatures = (base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode() for key in keys)
