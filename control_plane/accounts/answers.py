@@ -1,7 +1,6 @@
-"""Three answers about an incident for people: its headline, its cause, and what Everstep has done about it.
+"""Three answers about an incident for people: its headline, its cause, and what Everstep has done about it. Pure.
 
-Invariant: pure. A sentence states only stored facts. If no stored fact explains the failure, the answer is "Cause
-unknown" with the evidence.
+Invariant: without a stored fact that explains the failure, the answer is "Cause unknown" with the evidence.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ _SIGNALS: Final[Mapping[int, str]] = {
     11: "SIGSEGV, an invalid memory access",
     15: "SIGTERM, a request to end",
 }
-"""Names and meanings of signals, by number on Linux."""
 _ENDINGS: Final[Mapping[str, str]] = {
     "Client.UserInitiatedShutdown": "someone outside Everstep terminated it",
     "Client.InstanceInitiatedShutdown": "the operating system of the instance shut the instance down",
@@ -140,7 +138,6 @@ def _termination(account: Account) -> InstanceEnded | None:
 
 
 def _ended_from_outside(account: Account) -> str | None:
-    """Return the lost instance that a caller of EC2's API other than Everstep terminated, or None."""
     found = _termination(account) if account.cause is Cause.INSTANCE_TERMINATED else None
     if found is None or found.code != _BY_API or found.node_id in account.terminated_ids:
         return None
@@ -161,7 +158,6 @@ def _unknown(account: Account) -> str:
 
 
 def _facts(account: Account) -> tuple[str, ...]:
-    """Return the evidence of an incident, without the sentences which state that the control plane was not running."""
     facts = (each for each in account.evidence if not isinstance(each, ControlPlaneAbsent))
     return tuple(hang(each) if isinstance(each, Standstill) else sentence(each) for each in facts)
 
@@ -255,7 +251,6 @@ def _details(account: Account) -> Iterator[str]:
 
 
 def _restarts(account: Account) -> int | None:
-    """Return how often Everstep restarted a job whose script failed repeatedly."""
     if account.script_error is None or account.outcome is not IncidentOutcome.JOB_FAILED:
         return None
     if account.repeated is None:
@@ -269,7 +264,6 @@ def _skipped_step(account: Account) -> str | None:
 
 
 def _newer(account: Account) -> str:
-    """Return why training did not resume from the newest step, or an empty text."""
     reached, resumed = account.reached_step, account.from_step
     if reached is None or resumed is None or resumed >= reached or _skipped_step(account) is not None:
         return ""

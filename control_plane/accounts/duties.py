@@ -51,11 +51,9 @@ class Action:
     kind: ActionKind
     urgency: Urgency
     words: str
-    """One or two imperative sentences that say what to do."""
     command: str
     further_commands: tuple[str, ...] = ()
     node_id: str | None = None
-    """None for an action about the job."""
     is_recommended: bool = False
     min_node_count: int | None = None
     """The MinNodeCount that the action sets. None if the action leaves MinNodeCount unchanged."""

@@ -205,7 +205,7 @@ def sentence(fact: facts.Fact) -> str:
 
 
 def lemon(fact: facts.Lemon) -> str:
-    """Return in which incidents a lemon (a node with too many incidents) was involved."""
+    """Return in which incidents a lemon was involved."""
     involvements = ", ".join(f"{code_words(each.what)} ({each.incident_id})" for each in fact.involvements)
     return f"it was involved in {len(fact.involvements)} incidents within {fact.hours:g} h: {involvements}"
 

@@ -16,7 +16,7 @@ class HoldDecision(StrEnum):
 
     - TERMINATE: the hardware of the node is faulty, or the node does not answer.
     - RELEASE: a person asked for the hold, and nothing speaks against the node.
-    - INSPECT: the stored facts do not decide. A person inspects the node first.
+    - INSPECT: the stored facts do not decide.
     """
 
     TERMINATE = "Terminate"
@@ -32,7 +32,7 @@ class HoldAdvice:
     words: str
     command: str
     further_commands: tuple[str, ...] = ()
-    """Alternative commands for the time after the inspection. Empty unless the decision is INSPECT."""
+    """Alternative commands after the inspection. Empty unless the decision is INSPECT."""
 
 
 def advice(node_id: str, hold: Hold, reason: Reason, price_usd_per_hour: float | None = None) -> HoldAdvice:

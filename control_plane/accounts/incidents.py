@@ -33,10 +33,7 @@ _SAME_PASS_SECONDS = 1.0
 class IncidentOutcome(StrEnum):
     """The end of an incident. Training has caught up when it reaches the newest step before the failure again.
 
-    - OPEN: training has not caught up.
-    - RECOVERED: training has caught up.
-    - JOB_PAUSED: the job returned to the queue before training had caught up.
-    - JOB_COMPLETED, JOB_FAILED, JOB_STOPPED: the job ended before training had caught up.
+    RECOVERED means that training has caught up. JOB_PAUSED means that the job returned to the queue before.
     """
 
     OPEN = "Open"
@@ -60,7 +57,6 @@ class JobCourse:
 
     state: JobState
     ended_at: float | None
-    """Unix seconds. None if the job has not ended."""
     queued_at: tuple[float, ...]
     """Times at which the job entered the queue, in Unix seconds."""
 
@@ -102,11 +98,8 @@ class Account(IncidentCourse):
     """None for a closed incident and while launches succeed."""
     is_long_wait: bool = False
     instance_type: str = ""
-    """Empty if unknown."""
     availability_zone: str = ""
-    """Empty if unknown."""
     price_usd_per_hour: float | None = None
-    """Price of one node, or None."""
     idle_count: int = 0
     """Number of idle nodes of the fleet. 0 unless the job failed with this incident."""
     node_count: int = 0
@@ -116,7 +109,6 @@ class Account(IncidentCourse):
 
     @property
     def failed_rank(self) -> int | None:
-        """The first rank whose end is part of the evidence. None without such a rank."""
         return next((each.rank for each in self.evidence if isinstance(each, RankEnded)), None)
 
     @property
@@ -146,11 +138,7 @@ class Account(IncidentCourse):
 
     @property
     def lost_steps(self) -> int | None:
-        """Number of steps that the incident cost.
-
-        If the job ended during the incident, all steps after the newest checkpoint are lost. Otherwise training repeats
-        the lost steps. None if the number is unknown.
-        """
+        """If the job ended, all steps after the newest checkpoint. Otherwise the repeated steps. None if unknown."""
         if not self.has_ended_the_job:
             return self.repeated_steps
         return None if self.reached_step is None else max(0, self.reached_step - (self.kept_step or self.first_step))
@@ -277,11 +265,7 @@ def _loss(account: Account) -> str:
 
 
 def continuing_cost(account: Account, now: float) -> str:
-    """Return what the incident costs from now on, as a sentence, or an empty text if it costs nothing more.
-
-    During a wait, the sentence contains the cost until the next attempt, unless a person should decide to shrink the
-    job.
-    """
+    """Return what the incident costs from now on, as a sentence, or an empty text if it costs nothing more."""
     price = account.price_usd_per_hour
     if account.outcome is IncidentOutcome.JOB_FAILED:
         if account.idle_count == 0:

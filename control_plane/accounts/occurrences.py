@@ -1,7 +1,4 @@
-"""Provides one sentence for each cause of an incident, which says what happened, and joins names of nodes for it.
-
-Invariant: pure.
-"""
+"""One sentence for each cause of an incident, which says what happened. Pure."""
 
 from __future__ import annotations
 
@@ -44,11 +41,7 @@ def occurrence(cause: Cause, nodes: Sequence[str] = ()) -> str:
 
 
 def brief_occurrence(cause: Cause, nodes: Sequence[str]) -> str:
-    """Return `occurrence` with the id of the one node that failed.
-
-    Several failed nodes may have different causes, so the sentence then names none. It also names none for a rank or
-    shard.
-    """
+    """Return `occurrence` with the id of the failed node, if one node failed as a whole."""
     is_of_one_node = len(nodes) == 1 and "{on}" not in _OCCURRENCES[cause]
     return occurrence(cause, nodes if is_of_one_node else ())
 

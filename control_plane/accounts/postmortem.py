@@ -1,17 +1,5 @@
 """The post-mortem of an incident as a Markdown document.
 
-    # Post-mortem: job gpt, 2026-03-01 12:00 UTC
-    verdict            what failed, and the state of the job
-    ## Impact          figures; the phases add up to the interruption
-    ## Timeline        UTC
-    ## Evidence
-    ## Decision
-    ## Last lines before the failure
-    ## Stacks          only if ranks hung
-    ## Notes
-    ## Similar incidents
-    ## What to do
-
 Invariant: pure. Text of users, ranks and AWS never becomes a heading or a table of the document.
 """
 
@@ -82,11 +70,8 @@ class PostMortem:
     duty: PersonDuty
     subject: Subject
     owner: str
-    """Empty without an owner."""
     acknowledged_by: str
-    """Empty if nobody has acknowledged the incident."""
     events: tuple[TimelineEntry, ...]
-    """Stored events around the incident, in any order."""
     lines: tuple[str, ...]
     lines_missing: str
     """Why `lines` is empty although ranks may have printed lines. Empty if no lines are missing."""
@@ -94,7 +79,6 @@ class PostMortem:
     notes: tuple[WrittenNote, ...]
     similar: tuple[SimilarIncident, ...]
     written_at: float
-    """Unix seconds."""
 
 
 def markdown(post_mortem: PostMortem) -> str:

@@ -19,7 +19,7 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import Timeouts
 
 UNJOINED_SECONDS: Final = 300.0
-"""The silence of an agent that has not joined proves nothing: its instance still boots, or its join is rejected.
+"""An agent that has not joined may be silent because its instance boots, or because its join is rejected.
 
 AWS says that changes usually become visible within seconds, but can take minutes. Source: Amazon EC2 Developer Guide,
 eventual consistency.
@@ -31,16 +31,12 @@ class Omissions:
     """The instances of one fleet that EC2's newest answers omit."""
 
     since: Mapping[NodeId, float] = field(default_factory=dict[NodeId, float])
-    """Instances that the newest answer omits, with the monotonic second of the first such answer in a row."""
+    """With the monotonic second of the first answer in a row that omits the instance."""
     absent: frozenset[NodeId] = frozenset()
-    """The omitted instances that count as ended once their agents are silent (`settled`)."""
+    """The instances that count as ended once their agents are silent (`settled`)."""
 
     def with_answer(self, omitted: Iterable[NodeId], at: float, joined: Collection[NodeId]) -> Omissions:
-        """Return the omissions after a further answer of EC2.
-
-        `at` is in monotonic seconds and never decreases. `joined` contains the nodes whose agents have joined the
-        fleet.
-        """
+        """Return the omissions after a further answer of EC2 at the monotonic second `at`."""
         since = {node_id: self.since.get(node_id, at) for node_id in omitted}
         return Omissions(
             since,

@@ -35,14 +35,11 @@ _BY_INCIDENT = {
 }
 _PHASES = (Bucket.DETECT, Bucket.REPLACE, Bucket.RESTORE, Bucket.REWORK)
 _NEEDS_CONTROL_PLANE = (Bucket.DETECT, Bucket.REPLACE)
-"""Phases in which only the control plane acts, so that its absence counts as UNACCOUNTED."""
 _SURVIVES_A_GAP = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.RUNNING})
 """Job states that continue without a control plane. In other states, its absence counts as UNACCOUNTED."""
 _WAITING = (Bucket.QUEUE, Bucket.PROVISION, Bucket.PAUSED)
 _UP = (Bucket.TRAIN, Bucket.SHORTAGE, Bucket.STALL, Bucket.REHEARSAL)
-"""Buckets from which the mean time to failure (MTTF) is computed."""
 MOST_SPANS = 64
-"""Limit of the spans that a later report can still change."""
 # Whole microseconds, because sums of floats are inexact.
 _MICRO = 1_000_000
 _MICROSECONDS_PER_HOUR = 3600 * _MICRO
@@ -64,12 +61,7 @@ def is_stepping(record: JobRecord) -> bool:
 
 
 def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
-    """Return the bucket of the time from now until the ledger's next update.
-
-    `is_stalled`: the ranks of a running job have finished no step for longer than the hang limit. An open incident
-    takes precedence over the job's state. Before the first new step, the bucket is START or RESTORE even if the ranks
-    are stalled.
-    """
+    """Return the bucket of the time from now until the ledger's next update. `is_stalled`: by the hang limit."""
     if record.incident is not None:
         return _BY_INCIDENT.get(record.incident.state, Bucket.TRAIN)
     if record.state in _LAUNCHING or (record.state is JobState.RUNNING and not is_stepping(record)):
@@ -90,8 +82,8 @@ def charge(
 ) -> JobRecord:
     """Return the record with the time since the last call in the bucket of the record's state.
 
-    The job loop calls this function before each decision about the job, and stores the record whenever `node_count`
-    changes. Time without a call for over `gap_seconds` had no control plane: `unwatched` then contains this period.
+    The job loop calls this function before each decision, and stores the record whenever `node_count` changes. Over
+    `gap_seconds` without a call, no control plane was active: `unwatched` then contains this period.
     """
     until = microseconds(now)
     since = microseconds(accounted_until(record))
@@ -117,28 +109,24 @@ def charge(
 
 
 def recharge_first_step(record: JobRecord, stepped_at: float) -> JobRecord:
-    """Count the time since a generation's first new step as training, at the rank's own time stamp in Unix seconds.
+    """Count the time since a generation's first new step (Unix seconds) as training.
 
-    The job loop calls this function when it first observes the step, before it updates `record.boundary`. The ledger
-    must include all time until now, and no incident may be open.
+    The ledger must include all time until now, no incident may be open, and `record.boundary` must be the earlier one.
     """
     return _painted(record, stepped_at, accounted_until(record), Bucket.TRAIN, over=(bucket(record),))
 
 
 def recharge_rehearsal(record: JobRecord, start: float, end: float) -> JobRecord:
-    """Count the time from `start` to `end` (Unix seconds) as a rehearsal, and the time since then as training.
-
-    Until the ranks report how long they did not train, the ledger counts whole passes of the job loop.
-    """
+    """Count the time from `start` to `end` (Unix seconds) as a rehearsal, and the time since then as training."""
     record = _painted(record, start, end, Bucket.REHEARSAL, over=(Bucket.TRAIN,))
     return _painted(record, end, accounted_until(record), Bucket.TRAIN, over=(Bucket.REHEARSAL,))
 
 
 def follow(record: JobRecord, after: Iterable[IncidentRecord], *, resumed: Bucket) -> JobRecord:
-    """Paint the phases of incidents over a job's ledger, after the job loop opened, changed or closed the incidents.
+    """Paint the phases of changed incidents over a job's ledger, which must include all time until now.
 
-    The ledger must include all time until now. `resumed` is the bucket of the time after a closed incident. The phases
-    DETECT and REPLACE become UNACCOUNTED while no control plane was active.
+    `resumed` is the bucket of the time after a closed incident. DETECT and REPLACE become UNACCOUNTED while no control
+    plane was active.
     """
     # `charge` used the bucket of the state before the decision. That bucket is wrong between a failure and its
     # detection, and since the end of a phase. A second failure also restarts the phases after the detection.
@@ -157,9 +145,8 @@ def follow(record: JobRecord, after: Iterable[IncidentRecord], *, resumed: Bucke
 
 
 def settle(record: JobRecord) -> tuple[JobRecord, tuple[tuple[JobSpan, int], ...]]:
-    """Return the record without its settled spans, and these spans with their ends, oldest first.
-
-    More than `MOST_SPANS` spans are settled as well.
+    """Return the record without its settled spans, and these with their ends, oldest first. At most `MOST_SPANS`
+    remain.
     """
     horizon = microseconds(record.last_incident_ended_at or record.created_at)
     ends = [span.start for span in record.spans[1:]]
@@ -181,7 +168,7 @@ def _span(record: JobRecord, start: int, into: Bucket) -> JobSpan:
 def _painted(
     record: JobRecord, start: float, end: float, into: Bucket, *, over: Collection[Bucket] = frozenset(Bucket)
 ) -> JobRecord:
-    """Return the record with the time from `start` to `end` (Unix seconds) in bucket `into` where it was one of `over`.
+    """Return the record with the time from `start` to `end` (Unix seconds) in bucket `into`, as far as it is in `over`.
     """
     until = microseconds(accounted_until(record))
     first, last = microseconds(start), min(microseconds(end), until)
@@ -228,8 +215,7 @@ def _sums(spans: Sequence[JobSpan], until: int) -> dict[str, int]:
 
 
 def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
-    """Return node-microseconds from the failure to the incident's end, or until now. The ledger includes all time until
-    now.
+    """Return node-microseconds from the failure to the incident's end, or until now.
 
     A lost node counts until the fleet removes it from the job. A replacement counts from its assignment to the job.
     """
@@ -239,10 +225,7 @@ def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
 
 
 def idle_so_far(incident: IncidentRecord, record: JobRecord, now: float) -> int:
-    """Return node-microseconds of an open incident until `now` (Unix seconds).
-
-    The time since `accounted_until` counts with the number of nodes in `record`.
-    """
+    """Return node-microseconds of an open incident until `now` (Unix seconds)."""
     since = max(0, microseconds(now) - microseconds(accounted_until(record)))
     return idle_node_microseconds(incident, record) + since * record.node_count
 
@@ -266,10 +249,7 @@ def ettr_ratio(spent: Mapping[str, int], *, is_queue_counted: bool = False) -> f
 
 
 def remaining_seconds(spent: Mapping[str, int], finished: int, target: int) -> float | None:
-    """Return how long the remaining steps take at the job's mean pace, in seconds.
-
-    The pace ignores failures, waits and repeated steps. None if the script declares no target or no step is complete.
-    """
+    """Return the seconds of the remaining steps at the job's mean pace, without failures, waits and repeated steps."""
     train = spent.get(Bucket.TRAIN, 0)
     if target <= 0 or finished <= 0 or train <= 0:
         return None
@@ -277,6 +257,5 @@ def remaining_seconds(spent: Mapping[str, int], finished: int, target: int) -> f
 
 
 def mean_seconds_to_failure(spent: Mapping[str, int], failure_count: int) -> float | None:
-    """Return the mean time to failure (MTTF): seconds in which ranks ran ÷ number of failures. None without a failure.
-    """
+    """Return the mean time to failure (MTTF) in seconds, or None without a failure."""
     return sum(spent.get(name, 0) for name in _UP) / _MICRO / failure_count if failure_count else None

@@ -1,8 +1,7 @@
 """The results of decisions about jobs and fleets: what to store, and which actions to execute.
 
-The control plane first writes the stored part of a decision (`record`, `plan`, `incidents` …) in one transaction, and
-then executes the actions. Invariant: each action is idempotent and follows from stored state. After a crash between the
-two parts, the next control plane therefore decides on the same actions again.
+Invariant: each action is idempotent and follows from the stored part of the decision (`record`, `plan`, `incidents` …),
+which is written first. After a crash in between, the next control plane decides on the same actions again.
 """
 
 from __future__ import annotations
@@ -57,8 +56,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendLoad:
-    """Send a node the stored plan of its generation. The executor adds the key by which agents authenticate each other.
-    """
+    """Send a node the stored plan of its generation. The executor adds the key by which agents trust each other."""
 
     node_id: NodeId
     plan: GenerationPlan
@@ -82,10 +80,7 @@ class SetDesired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchInstances:
-    """Launch instances into an Auto Scaling group. AWS raises the desired capacity, and returns ids and errors at once.
-
-    A repeated action has the same key, count and zone, so that AWS launches only once.
-    """
+    """Launch instances, and return their ids and errors at once. A repeated action has the same key, count and zone."""
 
     group: str
     key: str
@@ -142,9 +137,7 @@ class CompleteTermination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldTermination:
-    """Extend a terminating lifecycle hook by its timeout, so that the job can store its last step before AWS ends the
-    node.
-    """
+    """Extend a terminating lifecycle hook by its timeout, so that the job can store its last step."""
 
     group: str
     hook: str
@@ -192,7 +185,6 @@ class EventDraft:
 
     type: str
     message: Message
-    """Without `reason`, the whole message."""
     reason: Reason | None = None
     """The stored message contains the sentence of this reason after a colon."""
     node_id: NodeId | None = None
@@ -235,8 +227,7 @@ class FleetDecision:
     is_blind: bool = False
     """Whether most of the agents are silent, even if a person has confirmed that the silent nodes are lost.
 
-    After the confirmation, the fleet acts on the silence. The fleet loop deletes the confirmation when it stores a
-    decision with False here.
+    False deletes the stored confirmation.
     """
     reasons: tuple[Reason, ...] = ()
     implications: tuple[Implication, ...] = ()

@@ -50,8 +50,7 @@ class Principal:
 def nonce(key: bytes, random: bytes, now: float) -> str:
     """Return a nonce `<end>.<random>.<seal>` with hexadecimal parts. The seal is a keyed digest of the other two.
 
-    The server verifies the seal when an agent returns the nonce, so it stores no nonces. `key` is used for nonces only.
-    `random` is uint8[16], never used before. `now` is in Unix seconds.
+    `key` is used for nonces only. `random` is uint8[16], never used before.
     """
     payload = f"{int(now) + attestation.NONCE_SECONDS:x}.{random.hex()}"
     return f"{payload}.{_seal(key, payload)}"
@@ -70,10 +69,7 @@ def nonce_end(key: bytes, given: str, now: float) -> int | None:
 
 
 def refusal_of_signature(signature: Signature, region: str) -> str:
-    """Return why an agent's signed request has the wrong form, or an empty string.
-
-    STS checks afterwards whether the signature is genuine.
-    """
+    """Return why an agent's signed request has the wrong form, or an empty string. STS then verifies the signature."""
     parts = _AUTHORIZATION.fullmatch(signature.authorization)
     if (
         parts is None
@@ -91,10 +87,7 @@ def refusal_of_signature(signature: Signature, region: str) -> str:
 
 
 def sts_headers(signature: Signature, *, server_id: str, nonce: str) -> Mapping[str, str]:
-    """Return the headers of the request to STS, except `host`, for a signature of the correct form.
-
-    `server_id` makes STS reject a signature for another server.
-    """
+    """Return the headers of the request to STS, except `host`. `server_id` excludes signatures for another server."""
     return {
         **attestation.headers(server_id=server_id, nonce=nonce),
         "x-amz-date": signature.amz_date,
@@ -106,8 +99,7 @@ def sts_headers(signature: Signature, *, server_id: str, nonce: str) -> Mapping[
 def refusal_of_principal(principal: Principal, *, account: str, role_name: str, node_id: NodeId) -> str:
     """Return why an AWS identity is not that of the node that the agent names, or an empty string.
 
-    The session name of an instance role is the instance id. If the role's trust policy admits only EC2, nobody else can
-    open a session with this name.
+    If the role's trust policy admits only EC2, nobody else can open a session whose name is the instance id.
     """
     parts = _ROLE_SESSION.fullmatch(principal.arn)
     if parts is None:

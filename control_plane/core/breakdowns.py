@@ -35,26 +35,18 @@ class Breakdown:
 
     @property
     def values(self) -> dict[str, float]:
-        """The finite values by key, in the order of the keys."""
         row = struct.unpack(f"<{len(self.keys)}f", self.packed)
         return {key: value for key, value in zip(self.keys, row, strict=True) if math.isfinite(value)}
 
 
 def broken_down(values: Mapping[str, float]) -> Breakdown | None:
-    """Return the breakdown, or None for fewer than `MIN_SERIES` or more than `MAX_SERIES` values.
-
-    Values that are not finite, or too large for a float32, are left out.
-    """
+    """Return the breakdown of the values that fit a float32, or None beyond `MIN_SERIES` to `MAX_SERIES` values."""
     stored = {key: value for key, value in values.items() if abs(value) <= _MAX_VALUE}
     return _packed(stored) if MIN_SERIES <= len(stored) <= MAX_SERIES else None
 
 
 def averaged(breakdowns: Iterable[tuple[Breakdown | None, int]]) -> Breakdown | None:
-    """Return the breakdown of a point that joins several points: the mean of each node or rank.
-
-    The breakdowns come oldest first, each with the number of values in its point as weight. If there are more than
-    `MAX_SERIES` keys, only those of the newest points have a mean. None if no point has a breakdown.
-    """
+    """Return the weighted mean of each node or rank, or None if no point (oldest first) has a breakdown."""
     rows = [(each.values, weight) for each, weight in breakdowns if each is not None]
     keys = newest_keys(row for row, _ in rows)
     means: dict[str, float] = {}
@@ -66,11 +58,7 @@ def averaged(breakdowns: Iterable[tuple[Breakdown | None, int]]) -> Breakdown | 
 
 
 def encoded(breakdowns: Sequence[Breakdown | None], points: bytes) -> bytes | None:
-    """Encode one breakdown per point of a stored series, oldest first. None if no point has one.
-
-    The result contains the CRC-32 of the packed `points`. If there are more than `MAX_SERIES` keys, it contains only
-    the keys of the newest points.
-    """
+    """Encode one breakdown per point of a stored series, oldest first, with the CRC-32 of the packed `points`."""
     rows = [each.values if each is not None else {} for each in breakdowns]
     keys = sorted(newest_keys(rows))
     if not keys:
@@ -85,8 +73,7 @@ def encoded(breakdowns: Sequence[Breakdown | None], points: bytes) -> bytes | No
 
 
 def decoded(data: bytes | None, points: bytes, count: int) -> tuple[Breakdown | None, ...]:
-    """Decode the breakdowns of `count` packed points, one entry per point. Bytes of an unknown version count as None.
-    """
+    """Decode the breakdowns of `count` packed points. Bytes of an unknown version count as None."""
     nothing: tuple[None, ...] = (None,) * count
     if data is None or len(data) < _HEAD.size:
         return nothing

@@ -5,11 +5,8 @@
     otherwise, at a step that training passed in an earlier attempt        state             node
     otherwise, at a step that training never passed                        node              state
 
-A change of node replaces the failing rank's node by a spare. A change of state restores an older stored step than in
-the last two attempts, but not step 0. Each change allows one more attempt, and is tried at most once. A failure counts
-until training passes the highest step that any generation had reached before the failure.
-
-Invariant: `rule` gives up after at most MaxAttempts + 2 equal failures.
+Each change allows one more attempt, and is tried at most once. A failure counts until training passes the highest step
+that any generation had reached before it. Invariant: `rule` gives up after at most MaxAttempts + 2 equal failures.
 """
 
 from __future__ import annotations
@@ -35,17 +32,11 @@ OF_THE_CODE = frozenset(
 """Exceptions that a script raises at each start. Before the first step, the first one fails the job."""
 UNCAUGHT = 1
 NODE_LOSS_TIMES = 2
-"""A job fails after this number of launches without a new step that each lose a node, on whichever nodes."""
+"""A job fails after this number of launches without a new step that each lose a node."""
 
 
 class BreakerCourse(StrEnum):
-    """The ways in which a job can continue or end after a failure that it may have caused itself.
-
-    - AGAIN: the job restarts on the same nodes, from the newest state.
-    - OTHER_NODE: a spare replaces the failing node.
-    - OLDER_STATE: the job restarts from an older state.
-    - GIVE_UP: the job fails.
-    """
+    """The ways in which a job can continue (on another node, or from an older state) or end after a failure."""
 
     AGAIN = "again"
     OTHER_NODE = "other_node"
@@ -57,7 +48,7 @@ class BreakerCourse(StrEnum):
 class Ruling:
     course: BreakerCourse
     why: Repeated | None = None
-    """The failures that are the reason for `course`. None if the job simply restarts (AGAIN)."""
+    """None if the job simply restarts (AGAIN)."""
 
 
 def rule(
@@ -69,11 +60,7 @@ def rule(
     older_base: Step,
     is_sole_holder: bool = False,
 ) -> Ruling:
-    """Decide whether a job retries after its last failure, changes the node or the state, or fails.
-
-    Args:
-        failures: failures that the job may have caused, and losses of nodes, oldest first.
-    """
+    """Decide how a job continues after its last failure. `failures` also contains losses of nodes, oldest first."""
     attempts = spec.max_attempts
     if not failures:
         return Ruling(course=BreakerCourse.AGAIN)
@@ -106,9 +93,7 @@ def rule(
 def remembered(
     failures: Sequence[FailureRecord], failure: FailureRecord | None, spec: JobSpec
 ) -> tuple[FailureRecord, ...]:
-    """Return the failures that the job's record keeps, with `failure` as the newest one, without those too old for
-    `rule`.
-    """
+    """Return the failures that the job's record keeps, with `failure` as the newest one."""
     longer = [*failures, failure] if failure is not None else list(failures)
     return tuple(longer[-max(1, spec.max_attempts) * NO_PROGRESS_TIMES :])
 

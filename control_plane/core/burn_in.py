@@ -4,9 +4,8 @@
     a spare that is idle for `IDLE_SECONDS`, and again `RETEST_SECONDS` later         level 3; a job may use it
     a slow result                                                                     again, `REPEAT_COUNT` times
 
-A test that could not run is no evidence. Jobs use nodes of earlier releases untested, because they have no tests.
-
-Invariant: pure. A comparison with other nodes never permits the termination of a node.
+Invariant: pure. A test that could not run is no evidence, and a comparison with other nodes never permits the
+termination of a node. Nodes of earlier releases have no tests, so jobs use them untested.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from everstep.protocol.limits import cut
 
 BOOT_LEVEL, IDLE_LEVEL = 1, 3
 BOOT_SECONDS = 120.0
-"""Seconds after which a job may use a node whose test has not ended.
+"""A job may use a node whose test has not ended after this time.
 
 With eight GPUs, level 1 of DCGM takes a minute at most, and a first import of torch from a new volume takes as long.
 """
 IDLE_SECONDS = 600.0
-"""Time without a job after which a spare is tested at level 3. A busy fleet thus does not test between two jobs."""
+"""A spare is tested at level 3 after this time without a job, so a busy fleet does not test between two jobs."""
 RETEST_SECONDS = 86_400.0
 LEAST_OTHERS = 3
 """With only two other nodes, one bad node would decide the median alone."""
 REPEAT_COUNT = 2
-"""Number of repetitions of a slow burn-in. Other work on the host or its network slows down a single one."""
+"""Other work on the host or its network slows down a single test."""
 SHARES: Mapping[str, float] = {"gpu-matmul": 0.5, "disk-write": 0.05, "disk-read": 0.05, "loopback": 0.05}
 """By test, the share of the median of other nodes below which a node is slow.
 
@@ -61,10 +60,7 @@ def renewed(record: BurnIn | None, now: float) -> BurnIn | None:
 def follow(
     record: BurnIn | None, node: NodeObserved, others: Sequence[BurnInResult], *, since: float, now: float
 ) -> BurnIn | None:
-    """Return the record of a spare after its agent's newest report, with the next order if one is due.
-
-    The node has been a spare since the Unix time `since`. `others` are the newest results of the fleet's other nodes.
-    """
+    """Return the record of a spare, since the Unix time `since`, after its agent's newest report, with a due order."""
     if record is None:
         return BurnIn(number=1, level=BOOT_LEVEL, ordered_at=now) if can_test(node) else None
     if record.is_pending and node.burn_in is not None and node.burn_in.number == record.number:

@@ -2,13 +2,11 @@
 
 - Auto Scaling retries by itself, at growing intervals, until AWS suspends the group's launches (an administrative
   suspension). Everstep resumes such launches, and leaves a suspension by a user in place.
-- Everstep retries 30 s after the first failure, with pauses that double up to 15 min. Only the time of the first
-  failure determines these times. Retries of Auto Scaling do not move them.
-- LaunchInstances returns ids and errors at once, but counts from the present capacity. SetDesiredCapacity sets an
+- Everstep retries 30 s after the first failure, with pauses that double up to 15 min.
+- LaunchInstances returns ids and errors at once, but counts from the current capacity. SetDesiredCapacity sets an
   absolute value, so it is safe whenever the newest LaunchInstances is refused, unknown, or not yet visible.
 
-Invariant: pure. A retry requests the capacity that the group already desires, so it can never enlarge a fleet. Sources:
-Amazon EC2 Auto Scaling User Guide, `Suspend and resume processes` (administrative suspension);
+Invariant: pure. A retry requests the capacity that the group already desires, so it can never enlarge a fleet. Source:
 https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-instances-synchronously.html.
 """
 
@@ -25,10 +23,9 @@ FIRST_RETRY_SECONDS = 30.0
 LONGEST_RETRY_SECONDS = 900.0
 _MOST_DOUBLINGS = 10
 LONG_WAIT_SECONDS = 300.0
-"""If the next retry is at least this far away, Everstep asks a person whether the job waits for it."""
 
 MOST_LAUNCHED = 100
-"""Limit of AWS for the instances of one call of LaunchInstances."""
+"""Limit of AWS."""
 REPEAT_SECONDS = 600.0
 """Time for which Everstep repeats a call of LaunchInstances without an answer, under the same token.
 
@@ -36,9 +33,9 @@ A ClientToken is valid for 8 hours; afterwards the same token launches again. So
 https://docs.aws.amazon.com/autoscaling/ec2/userguide/launching-instances-synchronous-provisioning.html.
 """
 SETTLE_SECONDS = 10.0
-"""Time after a successful LaunchInstances during which AWS may still show the desired capacity before it. Assumed."""
+"""Time for which AWS may still show the desired capacity before a LaunchInstances. Assumed."""
 ASK_AGAIN_SECONDS = 3600.0
-"""Time until Everstep tries a refused LaunchInstances again: a person may have changed the group."""
+"""A person may have changed the group before Everstep tries a refused LaunchInstances again."""
 
 
 def may_launch(now: float, group: GroupObserved, launch: LaunchRecord | None) -> bool:
@@ -97,14 +94,14 @@ def failed_launches(group: GroupObserved) -> FailedLaunches | None:
 
 
 def retry_at(group: GroupObserved) -> float | None:
-    """Return the first Unix time of Everstep's schedule after the newest failed launch. None if no launch has failed.
-    """
+    """Return the first Unix time of Everstep's schedule after the newest failed launch, or None."""
     schedule = _schedule(group)
     return None if schedule is None else schedule[0]
 
 
 def _schedule(group: GroupObserved) -> tuple[float, int] | None:
-    """Return the Unix time of Everstep's next launch attempt, and the number of failed attempts before it."""
+    """Return the Unix time of the next attempt, and the number of failed ones. Only the first failure determines them.
+    """
     if group.failing_since is None or group.failed_at is None:
         return None
     at, failed = group.failing_since, 0
@@ -121,11 +118,8 @@ def pause_seconds(failure_count: int) -> float:
 
 
 def failing_since(before: GroupObserved | None, first: float) -> float:
-    """Return the Unix time of the first failed launch since the last successful launch.
-
-    AWS lists only a group's newest activities, so in a long shortage the result comes from the previous poll. `first`
-    is the time of the oldest listed failure. No launch after it in the list has succeeded.
-    """
+    """Return the Unix time of the first failed launch since the last success. `first` is the oldest listed failure."""
+    # AWS lists only a group's newest activities, so in a long shortage the result comes from the previous poll.
     if before is None or before.failing_since is None or before.failed_at is None or before.failed_at < first:
         # The previous poll observed no failures, or a launch has succeeded since then.
         return first
@@ -145,11 +139,8 @@ def failure(group: GroupObserved) -> LaunchesFail | None:
 
 
 def vacancies(before: Vacancies, *, missing: int, joined: int, now: float) -> tuple[Vacancies, tuple[float, ...]]:
-    """Return a group's vacancies (missing instances) that remain, and the start times of those that instances filled.
-
-    AWS does not report which instance fills which vacancy. The function assumes that the oldest vacancy is filled, or
-    given up, first. `joined` counts the instances that the group lists for the first time. Times are Unix seconds.
-    """
+    """Return a group's vacancies that remain, and the Unix start times of those that `joined` new instances filled."""
+    # AWS does not report which instance fills which vacancy. Assume that the oldest is filled, or given up, first.
     each = [at for at, count in before for _ in range(count)]
     filled, rest = each[:joined], each[joined:]
     rest = rest[max(0, len(rest) - missing) :]

@@ -34,9 +34,8 @@ class CheckpointStatus(StrEnum):
 
     - UPLOADING: some of the shards are in S3.
     - COMPLETE: all shards and the manifest are in S3.
-    - TRASHED: all objects stay in S3 until the purge time. No job restores from the checkpoint, unless a person
-      undeletes it.
-    - DELETING: the control plane deletes the objects. No job may restore from the checkpoint.
+    - TRASHED: all objects stay in S3 until the purge time. No job restores it, unless a person undeletes it.
+    - DELETING: the control plane deletes the objects. No job may restore it.
     - DELETED: the objects no longer exist.
     """
 
@@ -48,11 +47,7 @@ class CheckpointStatus(StrEnum):
 
 
 class TrashCause(StrEnum):
-    """The reason for which a checkpoint is in the trash.
-
-    - RETENTION: the checkpoint exceeds the job's limits. Its purge needs a later verified checkpoint.
-    - PERSON: a person deleted the checkpoint, or the job with its checkpoints.
-    """
+    """The reason for which a checkpoint is in the trash. A purge for RETENTION needs a later verified checkpoint."""
 
     RETENTION = "Retention"
     PERSON = "Person"
@@ -64,15 +59,13 @@ class TrashMark:
 
     trashed_at: datetime
     purge_at: datetime
-    """Earliest time at which the control plane deletes the objects."""
     trash_cause: TrashCause
 
 
 class Verification(StrEnum):
     """The result of a checkpoint's last verification, which reads all its objects from S3.
 
-    - VERIFYING: a verification is requested or in progress.
-    - WAITING: a verification is requested, but S3 cannot be read. Everstep tries again, and concludes nothing.
+    WAITING: a verification is requested, but S3 cannot be read. Everstep tries again, and concludes nothing.
     """
 
     NOT_VERIFIED = "NotVerified"
@@ -113,7 +106,7 @@ class KeptCheckpoint:
     generation: int
     step: int
     completed_at: float
-    """Time at which the control plane wrote the manifest, in Unix seconds."""
+    """Unix seconds of the manifest."""
     is_needed: bool = False
     """Whether the checkpoint is pinned, is being verified, or is the source of the job's next restore."""
     is_counted: bool = True
@@ -143,10 +136,7 @@ class CheckpointRetention:
 
 
 def surplus(kept: Sequence[KeptCheckpoint], limits: CheckpointRetention, now: float) -> tuple[tuple[int, int], ...]:
-    """Return generation and step of the checkpoints that exceed a job's limits and may be deleted, oldest step first.
-
-    The newest verified checkpoint that the job can restore, and all later ones, are never part of the result.
-    """
+    """Return generation and step of the checkpoints that may be deleted, oldest step first, before `newest_safe`."""
     safe = newest_safe(kept)
     return () if safe is None else tuple(each.key for each in _excess(kept, limits, now) if each.step < safe.step)
 
@@ -159,10 +149,9 @@ def newest_safe(kept: Iterable[KeptCheckpoint]) -> KeptCheckpoint | None:
 def to_verify(
     kept: Sequence[KeptCheckpoint], limits: CheckpointRetention, now: float, waiting: Collection[int] = ()
 ) -> tuple[int, int] | None:
-    """Return the checkpoint to verify before the control plane may delete more checkpoints, or None.
+    """Return the checkpoint to verify so that more checkpoints may be deleted, or None.
 
-    `waiting` contains the steps of checkpoints in the trash whose purge time has passed. None also if a verification
-    would permit no deletion.
+    `waiting` contains the steps of checkpoints in the trash whose purge time has passed.
     """
     newest = max((each for each in kept if each.is_restorable), key=_by_age, default=None)
     if newest is None or newest.is_verified:
@@ -207,11 +196,8 @@ def due(
 ) -> tuple[PutManifest, ...]:
     """Return the manifests that the control plane must write now, oldest step first: one per complete step.
 
-    Each shard was captured on the newest generation's path, by a generation with as many ranks.
-
-    Args:
-        lineage: all generations of the job that have a plan.
-        dropped: checkpoints that a person has deleted, but whose shards agents still report.
+    Each shard was captured on the newest generation's path, by a generation with as many ranks. `dropped` contains
+    checkpoints that a person has deleted, but whose shards agents still report.
     """
     lineage = tuple(lineage)
     path = recovery.path_of(lineage, plan.generation)
@@ -295,8 +281,7 @@ def _key(plan: GenerationPlan, step: Step) -> ObjectReference:
 
 
 def _is_in_place(plan: GenerationPlan, upload: UploadedShard) -> bool:
-    """Return whether an uploaded object belongs to a rank of the plan and is in the folder of its generation and step.
-    """
+    """Return whether an uploaded object belongs to a rank of the plan and is in the folder of its step."""
     # The control plane later reads these objects with its own permissions, and does not trust keys that agents report.
     folder = _step_folder(plan, upload.step)
     return (

@@ -28,10 +28,9 @@ MAX_CLOCK_BEHIND_SECONDS = 60.0
 
 
 def first_number(now: float, newest_time: float) -> Generation:
-    """Return a generation number that is higher than every number issued before the restore: its time in Unix seconds.
+    """Return the Unix time of the restore, as a generation number that is higher than every number issued before.
 
-    Raises ImplausibleClock if the clock shows a time before the backup, or a time beyond the range of generation
-    numbers.
+    Raises ImplausibleClock if the clock shows a time before the backup, or beyond the range of generation numbers.
     """
     if now < newest_time - MAX_CLOCK_BEHIND_SECONDS:
         raise ImplausibleClock(
@@ -51,7 +50,7 @@ def issued_number(issued: Generation, first: Generation) -> Generation:
 
 
 def first_event_id(newest: int, now: float) -> int:
-    """Return the id of the event that records a restore. `newest` is the newest id in the backup, or 0."""
+    """Return the id of the event that records a restore, after `newest` in the backup (or 0)."""
     # Fewer than 1,000 events a second are recorded, so the ids of all events since the backup are lower.
     return max(newest + 1, int(now * 1_000))
 
@@ -64,9 +63,7 @@ class DifferenceKind(StrEnum):
 
     - FOUND: the backup lacks the checkpoint.
     - MISSING: S3 lacks the manifest of a checkpoint that the backup has.
-    - PINNED: a person pinned the checkpoint after the backup.
-    - TRASHED: the checkpoint was moved to the trash after the backup.
-    - UNDELETED: the backup has the checkpoint in the trash, and S3 does not.
+    - PINNED, TRASHED, UNDELETED: the checkpoint was pinned, or moved to the trash or out of it, after the backup.
     - UNREADABLE: the backup lacks the checkpoint, and its manifest is invalid or names objects of another run.
     - NOT_SEEN: S3 was not asked about the run, or did not answer.
     """
@@ -105,7 +102,7 @@ class BackedUpRun:
     complete: AbstractSet[Place]
     """Includes those in the trash."""
     deleted: AbstractSet[Place] = frozenset()
-    """Includes those that the control plane is deleting."""
+    """Includes those whose deletion is under way."""
     pinned: AbstractSet[Place] = frozenset()
     trashed: AbstractSet[Place] = frozenset()
 
@@ -127,11 +124,7 @@ class Reconciliation:
     """The differences between one run's rows in a restored database and the run's objects in S3."""
 
     generations: tuple[GenerationRecord, ...]
-    """Generations that the backup lacks, oldest first.
-
-    S3 may name such a generation only in the parent chain of a later manifest. Its `world_size` is then 0, and no
-    restore uses its shards in the memory of nodes.
-    """
+    """Oldest first. `world_size` is 0 if S3 names a generation only in a parent chain; its shards are not restored."""
     checkpoints: tuple[CheckpointManifest, ...]
     """Checkpoints that the backup lacks or has as incomplete."""
     missing: tuple[Place, ...]
@@ -142,7 +135,6 @@ class Reconciliation:
     """A pinned checkpoint stays outside the trash, whatever its other mark says."""
     undeleted: tuple[Place, ...] = ()
     unreadable: tuple[Place, ...] = ()
-    """Checkpoints that the backup lacks and whose manifest in S3 cannot be used."""
 
     def differences(self, job_name: str, run_id: str) -> tuple[Difference, ...]:
         """Return each difference of the run's checkpoints, for a person."""
@@ -164,8 +156,7 @@ class Reconciliation:
 def is_in_place(manifest: CheckpointManifest, folder: str, key: str) -> bool:
     """Return whether a manifest has the key that its content implies, and names only objects of its own run.
 
-    Agents may write to S3. The control plane reads and deletes the objects that a manifest names. `folder` is the key
-    prefix of the run, which ends with `run=<run>/`.
+    Agents may write to S3, and the control plane reads and deletes the named objects. `folder` ends with `run=<run>/`.
     """
     step = f"{folder}gen={manifest.generation}/step={manifest.step}/"
     return (
@@ -181,8 +172,7 @@ def is_in_place(manifest: CheckpointManifest, folder: str, key: str) -> bool:
 def reconcile(stored: StoredRun, backup: BackedUpRun) -> Reconciliation:
     """Return the differences between a run's objects in S3 and its generations and checkpoints in the backup.
 
-    The result keeps parents and base steps of the backup's generations, and checkpoints that the backup has as deleted.
-    A checkpoint with an unreadable manifest is not missing.
+    Checkpoints that the backup has as deleted stay deleted. An unreadable manifest is not missing.
     """
     found = {(each.generation, each.step): each for each in stored.manifests}
     worlds = {each.generation: len(each.shards) for each in found.values()}

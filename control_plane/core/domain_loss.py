@@ -1,8 +1,7 @@
 """The exact probability that the shards of a placement survive the loss of whole failure domains.
 
-An *edge* is a set of domains whose joint loss loses a shard: the domains of a shard's holders, or with parity the
-domains of two members of a group. Sets of edges without a common domain are independent, so their numbers of survivable
-losses multiply.
+An *edge* is a set of domains whose joint loss loses a shard. Sets of edges without a common domain are independent, so
+their numbers of survivable losses multiply.
 
 Invariant: a node whose domain is unknown counts as a separate domain. Domains of nodes that hold no shard do not count.
 """
@@ -76,7 +75,6 @@ def _survivable(edges: set[Edge], count: int, lost: int) -> int:
 
 
 def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
-    """Return the edges in groups that have no domain in common."""
     touching: defaultdict[Domain, list[Edge]] = defaultdict(list)
     for edge in edges:
         for domain in edge:

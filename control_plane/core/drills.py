@@ -49,7 +49,7 @@ class DrillCourse(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followed:
-    """The result of `follow`: the drill (ordered fault) to store, and the action that the job loop takes for it."""
+    """The drill to store, and the action that the job loop takes for it."""
 
     drill: DrillObserved
     course: DrillCourse = DrillCourse.WAIT
@@ -58,10 +58,7 @@ class Followed:
 def follow(
     drill: DrillObserved, record: JobRecord, plan: GenerationPlan | None, now: float, timeouts: Timeouts
 ) -> Followed:
-    """Return the next state of an open drill, and whether the job loop injects its fault now.
-
-    The job loop calls this function after each decision about the job.
-    """
+    """Return the next state of an open drill, and whether the job loop injects its fault now."""
 
     def ended(state: DrillState, outcome: DrillOutcome) -> Followed:
         return Followed(drill=replace(drill, state=state, ended_at=now, outcome=outcome))
@@ -103,8 +100,7 @@ def attributed(
 ) -> tuple[tuple[Fault, ...], FailureRecord | None]:
     """Return the faults that ended a generation, with the cause DRILL for each consequence of a drill.
 
-    An additional fault then names the drill. `failure` counts towards MaxAttempts (`core.breakers`), and becomes None
-    if the drill directly ended a rank.
+    `failure`, which counts towards MaxAttempts, becomes None if the drill directly ended a rank.
     """
     if drill is None or drill.struck_at is None:
         return found, failure

@@ -55,7 +55,6 @@ class Urgency(StrEnum):
     - NOW: the job makes no progress, or loses its protection, until a person acts.
     - LATER: something waits for a person. It is not urgent.
     - OPTIONAL: nothing waits for a person, but a person can do something useful.
-    - NONE: there is nothing to do.
     """
 
     NOW = "Now"
@@ -77,15 +76,11 @@ class DutyKind(StrEnum):
     - CONSENT_TO_REPEAT: the job waits for consent, because it would repeat much work.
     - STORE_UNREACHABLE: the job waits, because S3 does not answer or refuses its reads.
     - FLEET_FROZEN: the fleet ends no instance, and so replaces none.
-    - LAUNCHES_SUSPENDED: a person suspended the launches of the Auto Scaling group.
     - RECOVERY_LATE: a phase of the recovery takes much longer than usual.
     - STALLED, FIRST_STEP_LATE: the ranks run, but make no steps, or have not made the first step of their launch.
     - PROTECTION_LOST: a running job keeps no step in memory.
-    - CAPACITY_WAIT: AWS launches no instance for the job.
-    - NO_CHECKPOINT: the job trains without a new checkpoint in S3.
     - RESUME_DIFFERS: a rehearsal has shown that a restart would not repeat the job's steps.
     - RESUME_UNPROVEN: a rehearsal has shown that a restart loses values that the script changes during training.
-    - HELD_NODES: nodes that the job lost, or nodes of the fleet, wait for a person's decision.
     - UNCONFIRMED: a node is silent or reports a fault, so the copies on it are uncertain.
     - WITHOUT_COPIES: by its settings, the job loses steps with the loss of one node.
     """
@@ -160,7 +155,6 @@ class PersonAction:
     node_count: int | None = None
     repeat: RepeatedWork | None = None
     setting: str = ""
-    """A difference between the Auto Scaling group and its required settings."""
     is_recommended: bool = False
 
 
@@ -171,11 +165,10 @@ class PersonDuty:
     kind: DutyKind
     urgency: Urgency
     actions: tuple[PersonAction, ...] = ()
-    """The most urgent action comes first."""
+    """Most urgent first."""
     since: float | None = None
     """Unix seconds. None if unknown."""
     next_attempt_at: float | None = None
-    """Unix time of the next attempt to launch instances."""
     limit_seconds: float | None = None
     usual_seconds: float | None = None
     is_recovering: bool = False
@@ -196,7 +189,7 @@ class FleetFacts:
     """Whether a person suspended the launches. Everstep ends suspensions by AWS."""
     held: tuple[HeldNode, ...] = ()
     paused_at: float | None = None
-    """Unix time at which an administrator paused all automatic actions, or None."""
+    """Unix seconds of an administrator's pause of all automatic actions, or None."""
     restored_at: float | None = None
     """Unix time of a restore of the database whose differences no person has accepted, or None."""
 
@@ -208,11 +201,10 @@ class Recovery:
     phase: IncidentPhase
     elapsed_seconds: float
     earlier_seconds: Sequence[float] = ()
-    """Lengths of the same phase in earlier incidents of the job with the same cause."""
+    """Of earlier incidents of the job with the same cause."""
 
     @property
     def usual_seconds(self) -> float | None:
-        """The median of the earlier lengths, or None."""
         return median_low(self.earlier_seconds) if self.earlier_seconds else None
 
     @property
@@ -230,7 +222,7 @@ class Protection:
     is_whole: bool = True
     """Whether all nodes of the launch are connected and report no fault."""
     changed_at: float | None = None
-    """Unix time of the newest change of a holder, or None."""
+    """Unix seconds of the newest change of a holder, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +250,6 @@ class JobFacts:
     moved_at: float | None = None
     """Time of the newest step or commit of this launch, or the end of the last time without a control plane."""
     is_heard: bool = True
-    """Whether an agent of the job is connected."""
     steps_per_second: float | None = None
     """Rate over the whole job. None until it is meaningful."""
     recovery: Recovery | None = None
@@ -284,8 +275,7 @@ def of_fleet(facts: FleetFacts) -> PersonDuty:
 
 
 def of_incident(job: PersonDuty, held: Sequence[HeldNode]) -> PersonDuty:
-    """Return the most urgent duty for an incident: its job's (or `NOTHING`), or that of the nodes held because of it.
-    """
+    """Return the most urgent duty for an incident: of its job (or `NOTHING`), or of the nodes held because of it."""
     return _most_urgent((*(() if job is NOTHING else (job,)), *_of_nodes(held)))
 
 

@@ -60,7 +60,7 @@ def needed_count(spec: JobSettings, record: JobRecord) -> int:
 
 
 def count_before(spec: JobSettings, record: JobRecord) -> int:
-    """Return the number of nodes on which the control plane last decided to run the job, whatever the current limits.
+    """Return the number of nodes on which the control plane last decided to run the job, whatever the limits are now.
     """
     return record.reduced_count or record.member_count or spec.node_count
 
@@ -77,10 +77,7 @@ def smaller_from(spec: JobSettings, record: JobRecord) -> float | None:
 
 
 def is_settled(record: JobRecord) -> bool:
-    """Return whether a job that Everstep controls trains, without an open incident and with a newly committed step.
-
-    Such a job would lose almost no work if all its ranks stopped at the same step now.
-    """
+    """Return whether the job trains, under Everstep's control, so that a stop now would lose almost no work."""
     return (
         record.state is JobState.RUNNING
         and not record.taken_over_by
@@ -92,7 +89,7 @@ def is_settled(record: JobRecord) -> bool:
 def next_count(spec: JobSettings, record: JobRecord, *, available_count: int, reporting_count: int) -> int:
     """Return the number of members with which the job prepares its next generation.
 
-    `available_count` excludes nodes that the job gave up. `reporting_count` also excludes silent nodes.
+    `available_count` excludes nodes that the job gave up, and `reporting_count` also silent nodes.
     """
     # Members beyond a lowered MaxNodeCount take part, because they may hold the only copies of a shard. The job returns
     # them at an agreed stop.
@@ -108,7 +105,7 @@ def reduced_count(
 ) -> int | None:
     """Return the smaller number of nodes with which a job continues, or None while the job still waits for a node.
 
-    All `promised_count` nodes must have promised to join. `waited_seconds` excludes time without a control plane.
+    `waited_seconds` excludes time without a control plane.
     """
     # The fleet loop assigns a spare within seconds.
     patience = spec.patience_seconds + (timeouts.prepare_deadline_seconds if has_spare else 0.0)
@@ -138,10 +135,7 @@ def is_due(spec: JobSettings, record: JobRecord, now: float, timeouts: Timeouts)
 
 
 def kept_count(spec: JobSettings, record: JobRecord, wanted: int | None) -> int:
-    """Return the number of nodes with which a running job should continue, never more than now.
-
-    `wanted` is the number that the fleet's queue leaves to the job, or None.
-    """
+    """Return the number of nodes that a running job keeps, at most `wanted` (None: as many as now)."""
     if not is_settled(record) or record.suspicion is not None:
         return record.member_count
     most = spec.most_node_count if wanted is None else min(wanted, spec.most_node_count)
@@ -158,8 +152,7 @@ def returned_nodes(
 ) -> tuple[NodeId, ...]:
     """Return the `count` members that a job returns to its fleet: first members whose shards all remain elsewhere.
 
-    `departing` members come first, because their return saves another stop. They come last if another job waits for the
-    nodes (`is_for_other`), because that job cannot use them.
+    `departing` members come first, or last if another job needs the nodes (`is_for_other`), which cannot use them.
     """
     chosen: list[NodeId] = []
     members = [node.node_id for node in reversed(plan.nodes)]

@@ -11,8 +11,7 @@ from enum import StrEnum
 
 
 class ReplicaEncryption(StrEnum):
-    """Setting of a fleet. AUTO: TLS if an instance type of the job's nodes does not encrypt traffic between instances.
-    """
+    """AUTO: TLS if an instance type of the job's nodes does not encrypt traffic between instances."""
 
     AUTO = "Auto"
     ON = "On"
@@ -20,7 +19,7 @@ class ReplicaEncryption(StrEnum):
 
 
 def is_needed(setting: ReplicaEncryption, instance_types: Collection[str], encrypting_types: Collection[str]) -> bool:
-    """Return whether a generation uses TLS. An empty text in `instance_types` stands for an unknown type."""
+    """Return whether a generation uses TLS. An empty text stands for an unknown instance type."""
     if setting is not ReplicaEncryption.AUTO:
         return setting is ReplicaEncryption.ON
     return not instance_types or not set(instance_types) <= set(encrypting_types)

@@ -37,15 +37,13 @@ COUNTER_EVIDENCE_BOUNDARIES = 2
 WATCHED_FROM_LEASES = 2 / 3
 """Fraction of `lease_seconds` after which the control plane tracks a silence. Evidence needs the whole lease."""
 BLIND_FLEET_SIZE = 3
-"""Smallest fleet in which the silence of most nodes is no evidence, because the control plane is more likely at fault.
-"""
+"""In such a fleet, the silence of most nodes is no evidence: the control plane is more likely at fault."""
 
 
 class NodeStanding(StrEnum):
     """The conclusion about a node, and how the job treats the node.
 
-    - ALIVE: use the node.
-    - UNCLEAR: use the node, and wait for more reports.
+    - ALIVE, UNCLEAR: use the node. If unclear, wait for more reports.
     - IMPAIRED: use the node until all ranks can stop at an agreed step, then continue without it (ADR 0016).
     - GONE: continue without the node.
     """
@@ -58,7 +56,7 @@ class NodeStanding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeVerdict:
-    """The conclusion about one node (whether the job keeps it), with the evidence."""
+    """The conclusion about one node, with the evidence."""
 
     node_id: NodeId
     standing: NodeStanding
@@ -72,9 +70,8 @@ class NodeVerdict:
     remedy: Remedy | None = None
     """None: REPLACE if `may_terminate`, else HOLD."""
     what: str = ""
-    """The code of the node's fault, or empty."""
     since: float | None = None
-    """Unix time of the last evidence that a silent node was alive. None if the node is not silent."""
+    """Unix seconds of the last evidence that a silent node was alive, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +81,7 @@ class NodeProgress:
     boundary: Step
     committed: Step
     stepped_at: float | None = None
-    """Unix time at which the first rank finished step `boundary`, by the rank's clock, or None."""
+    """Unix seconds of the first rank at step `boundary`, by the rank's clock, or None."""
 
 
 def judge(
@@ -104,12 +101,10 @@ def judge(
     """Return the verdict on a node: whether its job keeps the node.
 
     Args:
-        silence: as `track_silences` recorded it. None while the node's agent reports.
         stepped_at: Unix time of the newest step of other members, which proves that the node was alive.
         out_of_view: whether other members report that the node does not answer them.
-        impairment: as `track_impairments` recorded it, or None.
         is_launching: whether no rank runs yet. A faulty node is then IMPAIRED, because the launch needs its shards.
-        is_blamed: whether `blamed` chose this node as the unreachable member that the job should give up.
+        is_blamed: whether `blamed` chose this node.
     """
     if node.instance is InstanceCondition.ENDED:
         return NodeVerdict(
@@ -194,7 +189,6 @@ def _own_word(
 
 
 def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeouts: Timeouts) -> NodeVerdict:
-    """Return the verdict on a node whose agent reports, but which does not answer other members."""
     lasted = now - impairment.since
     if lasted <= timeouts.exclude_seconds:
         fact = facts.OutOfView(node_id=node.node_id, seconds=round(lasted))
@@ -237,10 +231,7 @@ def track_silences(
     now: float,
     timeouts: Timeouts,
 ) -> tuple[AgentSilence, ...]:
-    """Return the silences of the members to store in the job's record, sorted by node id.
-
-    `progress` contains the newest step that the other members' reports prove.
-    """
+    """Return the silences of the members, sorted by node id. `progress` excludes each node's own report."""
     before = {silence.node_id: silence for silence in known}
     tracked: list[AgentSilence] = []
     for node in sorted(nodes, key=lambda node: node.node_id):
@@ -270,9 +261,7 @@ def track_impairments(
     now: float,
     timeouts: Timeouts,
 ) -> tuple[Impairment, ...]:
-    """Return members with a fault, or without answers to other members, although their agents report. Sorted by node
-    id.
-    """
+    """Return the members with a fault, or without answers to other members, although their agents report."""
     before = {(each.node_id, each.is_out_of_view): each for each in known}
     tracked: list[Impairment] = []
     for node in sorted(nodes, key=lambda node: node.node_id):
@@ -294,7 +283,7 @@ def track_impairments(
 
 
 def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]) -> NodeId | None:
-    """Return the unreachable member that the job should give up, or None if every member is reachable.
+    """Return the unreachable member that the job should give up, or None.
 
     `reports` excludes silent members. `nodes` are ordered by GROUP_RANK.
     """
@@ -324,7 +313,7 @@ def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -
 
 
 def passed_at(reports: Mapping[NodeId, MemberReport], least: Step) -> float | None:
-    """Return the Unix time of the first rank at step `least`, or None if no rank has reported this step or a later one.
+    """Return the Unix time of the first rank at step `least`, or None.
 
     A rank reports only the time of its newest step, so the result is too late if every rank is already beyond the step.
     """
@@ -338,8 +327,7 @@ def passed_at(reports: Mapping[NodeId, MemberReport], least: Step) -> float | No
 
 
 def first_passed_at(reports: Mapping[NodeId, MemberReport], base: Step) -> float | None:
-    """Return the Unix time of the first new step of a generation that restored `base`, by the ranks' clocks, or None.
-    """
+    """Return the Unix time of the first step after `base`, by the ranks' clocks, or None."""
     stamps = [
         rank.first_passed_at_seconds
         for report in reports.values()
@@ -350,10 +338,7 @@ def first_passed_at(reports: Mapping[NodeId, MemberReport], base: Step) -> float
 
 
 def nodes_out_of_view(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeId]:
-    """Return the nodes that have not answered other members for longer than `holder_deadline_seconds`.
-
-    The owner of a shard reports that its commits no longer wait for the node, or a neighbour in the tree hears nothing.
-    """
+    """Return the nodes that have not answered other members for longer than `holder_deadline_seconds`."""
     return silent_in_rounds(reports) | frozenset(
         holder
         for node, report in reports.items()
@@ -369,8 +354,7 @@ def silent_in_rounds(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeId
 
 
 def is_fleet_blind(nodes: Collection[NodeObserved], timeouts: Timeouts) -> bool:
-    """Return whether most of a fleet, jobs' nodes included, is silent although AWS does not report the instances ended.
-    """
+    """Return whether most of a fleet, jobs' nodes included, is silent although its instances have not ended."""
     present = [node for node in nodes if node.instance is not InstanceCondition.ENDED]
     silent = [node for node in present if is_silent(node, timeouts)]
     return len(present) >= BLIND_FLEET_SIZE and 2 * len(silent) > len(present)

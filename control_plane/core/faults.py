@@ -60,9 +60,7 @@ def of_ranks(reports: Mapping[NodeId, MemberReport], *, only: Rank | None = None
 
 
 def failing_since(reports: Mapping[NodeId, MemberReport], otherwise: float) -> float:
-    """Return the Unix time at which the first rank failed by itself, or `otherwise`. Ranks that Everstep killed do not
-    count.
-    """
+    """Return the Unix time at which the first rank failed by itself, or `otherwise`."""
     return min((rank_exit.at_seconds for _, _, rank_exit in _own_failures(reports)), default=otherwise)
 
 
@@ -92,9 +90,7 @@ def failure_of_ranks(
 def of_nodes(
     plan: GenerationPlan, verdicts: Mapping[NodeId, NodeVerdict], nodes: Mapping[NodeId, NodeObserved], now: float
 ) -> tuple[Fault, ...]:
-    """Return one fault per lost member in the plan's order, and one more if no remaining node has or can rebuild a
-    shard.
-    """
+    """Return one fault per lost member in the plan's order, and one more if some shard is lost."""
     lost = [verdicts[node.node_id] for node in plan.nodes if verdicts[node.node_id].standing is NodeStanding.GONE]
     faults = [
         Fault(
@@ -157,10 +153,7 @@ def memory_loss(forgotten: Sequence[Rank], at: float) -> tuple[Fault, ...]:
 
 
 def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObserved], now: float) -> tuple[Fault, ...]:
-    """Return one fault for each connected agent that does not report the plan's generation.
-
-    Such an agent has restarted and lost its state, or has promised to join another generation.
-    """
+    """Return one fault for each agent that has restarted, or has promised to join another generation."""
     faults: list[Fault] = []
     for member in plan.nodes:
         node = nodes.get(member.node_id)
@@ -184,8 +177,7 @@ def _lost_agent(fact: facts.AgentRestarted | facts.AgentSilent, at: float, now: 
 def of_coordinator(
     plan: GenerationPlan, silence: AgentSilence | None, committed_by_others: Step, now: float, timeouts: Timeouts
 ) -> tuple[Fault, ...]:
-    """Return a fault if the coordinator is silent for `coordinator_deadline_seconds`, and no step was committed since.
-    """
+    """Return a fault if the coordinator is silent past its deadline, and no step was committed since."""
     if (
         silence is None
         or now - silence.since <= timeouts.coordinator_deadline_seconds
@@ -203,9 +195,7 @@ def of_coordinator(
 def of_cut_off_members(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], now: float, timeouts: Timeouts
 ) -> tuple[Fault, ...]:
-    """Return a fault if members could not reach the coordinator, which may be alive, for
-    `coordinator_deadline_seconds`.
-    """
+    """Return a fault if members could not reach the coordinator, which may be alive, within its deadline."""
     messages = [
         (node, fault.message)
         for node, report in sorted(reports.items())
@@ -308,7 +298,6 @@ def _is_blocked(plan: GenerationPlan, node_id: NodeId, fault: NodeFault) -> bool
 
 
 def _has_failed_load(plan: GenerationPlan, report: MemberReport) -> bool:
-    """Return whether a node failed to load its shards, or cannot work for the job."""
     if report.phase is MemberPhase.LOAD_FAILED or _permanent_faults(report):
         return True
     # Only in a relayout do the ranks themselves load the shards.

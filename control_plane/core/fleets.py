@@ -94,8 +94,7 @@ MOST_DOUBLINGS = 10
 def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy) -> FleetDecision:
     """Return the changes of a fleet's node table, and the actions on its Auto Scaling group and agents.
 
-    One call and the execution of its result are a *pass*. Raises InvalidTransition if the node table permits no
-    transition for an observed event.
+    Raises InvalidTransition if the node table permits no transition for an observed event.
     """
     if policy.pause:
         return FleetDecision(
@@ -250,7 +249,6 @@ class _Table:
         )
 
     def follow_aws(self) -> None:
-        """Add new members to the node table; record agents that connected and instances that ended."""
         staying = self.seen.group.staying
         # AWS still lists an ended instance for some time.
         joined = [id for id in staying if id not in self.rows and self.node(id).instance is not InstanceCondition.ENDED]
@@ -283,8 +281,7 @@ class _Table:
                 self.move(row, NodeEvent.EXCLUDED, released)
 
     def follow_roll(self, policy: Policy, *, is_frozen: bool) -> None:
-        """Store the requests that the fleet's roll makes for single nodes, or withdraw them if a person has stopped it.
-        """
+        """Store the requests of the fleet's roll for single nodes, or withdraw them if a person has stopped it."""
         roll = self.seen.roll
         if roll is None:
             return
@@ -439,9 +436,7 @@ class _Table:
                 self.take_out(row, Remedy.REPLACE, why_lost)
 
     def _waited_seconds(self, row: NodeRecord, since: float) -> float:
-        """Return how long the fleet has waited for a report, without time in which this control plane could receive
-        none.
-        """
+        """Return how long the fleet has waited for a report that this control plane could have received."""
         node = self.node(row.node_id)
         if node.is_connected:
             return self.now - max(since, row.connected_at or since)
@@ -596,12 +591,10 @@ class _Table:
                 self.move(row, NodeEvent.RELEASED, causes.Happened(what=causes.NodeFact.UNNEEDED))
 
     def failed_join_count(self) -> int:
-        """Return the number of consecutive instances whose agents failed to connect in time."""
         leaving = [row for row in self.in_state(NodeState.DRAINING) if not isinstance(row.reason, causes.Surplus)]
         return self.seen.failed_join_count + sum(row.connected_at is None for row in leaving)
 
     def join_seconds(self) -> float:
-        """Return the time limit, in seconds, within which the agent of a new instance must connect."""
         return JOIN_SECONDS * 2.0 ** min(self.failed_join_count(), MOST_DOUBLINGS)
 
     def give_up_joining(self) -> None:
@@ -622,9 +615,7 @@ class _Table:
                 return
 
     def retire_announced(self) -> None:
-        """Terminate idle nodes that AWS will reclaim, so that replacements arrive sooner: urgent ones now, others one
-        by one.
-        """
+        """Terminate idle nodes that AWS will reclaim, so that replacements arrive sooner."""
         members = set(self.seen.group.staying)
         idle = [
             row
@@ -664,7 +655,6 @@ def _is_announced(row: NodeRecord) -> bool:
 
 
 def _needed(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
-    """Return how many nodes the fleet needs for its jobs and as spares."""
     wanted = sum(table.counts().values())
     spares = spare_count(spec, seen.history, wanted)
     # A reclaimed node adds one, because its replacement is requested while it still works. For other departures a spare
@@ -787,8 +777,7 @@ def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetA
 
 
 def _sources(table: _Table, policy: Policy) -> list[Send]:
-    """Return orders to spares to download source archives in advance, first those of the jobs that need nodes soonest.
-    """
+    """Return orders to spares to download source archives in advance, for the jobs that need nodes soonest."""
     held: dict[str, SourceArchive] = {}
     for job in in_order(job for job in table.jobs.values() if not job.is_paused or job.state in LAUNCHED_JOBS):
         is_room = (
@@ -834,11 +823,7 @@ def _evidence(table: _Table) -> list[FleetAction]:
 
 
 def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -> list[TerminateMember]:
-    """Return the terminations of DRAINING nodes that are not surplus, once their replacement is settled.
-
-    The first `extra` terminations also lower the desired capacity. After each further one, the group launches a
-    replacement.
-    """
+    """Return the terminations of DRAINING nodes that are not surplus. The first `extra` lower the desired capacity."""
     staying = set(group.staying)
     due = [
         row
@@ -853,12 +838,9 @@ def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -
 
 
 def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAction]:
-    """Return the terminations of `extra` surplus nodes: first nodes with a notice of AWS, then the newest.
-
-    The first `room` terminations lower the desired capacity. The others remove members beyond it, which Auto Scaling
-    does not replace.
-    """
+    """Return the terminations of `extra` surplus nodes. The first `room` lower the desired capacity."""
     spec = table.spec
+    # Auto Scaling does not replace members beyond its desired capacity.
     members = set(table.seen.group.staying)
     pending = [
         row

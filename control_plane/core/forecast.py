@@ -28,9 +28,7 @@ class Expectation:
 def expected(
     node_count: int, *, node_seconds: float, failure_count: int, mean_recovery_seconds: float | None
 ) -> Expectation | None:
-    """Return the expected interruptions of a job. None if the fleet has had no failure, or no job has recovered from
-    one.
-    """
+    """Return the expected interruptions of a job. None without a failure or a recovery in the fleet's history."""
     if not failure_count or node_seconds <= 0 or mean_recovery_seconds is None:
         return None
     return Expectation(mttf_seconds=node_seconds / failure_count / node_count, mttr_seconds=mean_recovery_seconds)

@@ -1,5 +1,4 @@
-"""Decides whether a disk of the control plane, or its database, counts as full, from failed and successful writes.
-Pure.
+"""Decides whether a disk of the control plane, or its database, counts as full. Pure.
 
     a write fails for lack of space                                         full
     a write succeeds, the last failure is `QUIET_SECONDS` old,
@@ -24,7 +23,6 @@ class DiskRecord:
     failed_at: float
     words: str
     has_stored: bool = False
-    """Whether a write has succeeded since the newest failure."""
 
 
 def failed(record: DiskRecord | None, now: float, words: str) -> DiskRecord:

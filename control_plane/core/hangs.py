@@ -46,7 +46,6 @@ CLOSING = "close"
 REHEARSE = "rehearse"
 """Phase of a rank that repeats steps of a rehearsal. The rank declares a limit."""
 IDLE_SHARE = 0.02
-"""Share of one CPU's time below which a rank counts as idle."""
 LEFT_BEHIND_BOUNDARIES = 2
 MAX_GROUPS = 8
 PROVEN = "RanksHang"
@@ -68,7 +67,6 @@ class Watched:
 
     suspicion: Suspicion | None
     ask: tuple[NodeId, ...] = ()
-    """Nodes whose agents have not answered the newest request for stacks yet."""
     faults: tuple[Fault, ...] = ()
     stuck: NodeId | None = None
     """The node for which all other nodes wait. None if the stacks do not identify one node."""
@@ -87,10 +85,7 @@ def learned(pace: Pace, world_size: int, reports: Mapping[NodeId, MemberReport])
 
 
 def limits(phase: str, pace: Pace, timeouts: Timeouts, declared: float = 0.0) -> HangLimits:
-    """Return how long a rank may spend in a phase without progress.
-
-    `declared` is the limit of `session.phase` in seconds, or 0.
-    """
+    """Return how long a rank may spend in a phase without progress."""
     if declared:
         first = max(timeouts.stall_seconds, declared)
         return HangLimits(first=first, second=first + timeouts.hang_seconds, last=first + timeouts.new_phase_seconds)
@@ -116,7 +111,7 @@ def watch(
 ) -> Watched:
     """Check whether ranks stand still, and return the requests for stacks, faults and events that follow.
 
-    Without reports of all members (`has_all_reports`), the result has no fault, because `core.evidence` judges silence.
+    Without `has_all_reports`, the result has no fault, because `core.evidence` judges silence.
     """
     living = {
         rank.rank: (node, rank)
@@ -194,7 +189,7 @@ def stands_still(reports: Mapping[NodeId, MemberReport], pace: Pace, timeouts: T
 
 
 def promised_seconds(reports: Mapping[NodeId, MemberReport]) -> float:
-    """Return the longest limit, in seconds, that the script declared for the phase of a live rank, or 0."""
+    """Return the longest limit that the script declared for the phase of a live rank, in seconds, or 0."""
     return max(
         (rank.limit_seconds for report in reports.values() for rank in report.ranks if rank.exit is None), default=0.0
     )
@@ -208,10 +203,7 @@ def failure(
     *,
     stuck: NodeId | None = None,
 ) -> FailureRecord:
-    """Return a hang as a failure, at the newest step that all ranks have finished, which counts towards MaxAttempts.
-
-    `stuck` is the node for which all other nodes wait, or None.
-    """
+    """Return a hang as a failure at the newest step that all ranks have finished, which counts towards MaxAttempts."""
     stood = min((rank.boundary for report in reports.values() for rank in report.ranks), default=Step(-1))
     return FailureRecord(
         generation=plan.generation,
@@ -239,7 +231,6 @@ def _common(living: Mapping[Rank, tuple[NodeId, RankStatus]], pace: Pace, timeou
 
 
 def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts) -> WaitsDeliberately | None:
-    """Return the ranks that wait for over `stall_seconds` within a limit that the script declared, or None."""
     at_gate = {
         rank: status
         for rank, (_, status) in living.items()

@@ -24,17 +24,17 @@ class IdleNodes:
     """The idle time of a fleet's nodes, as the fleet's row stores it."""
 
     until: float | None = None
-    """Unix seconds up to which idle time is counted. None before the first count."""
+    """Unix seconds up to which idle time is counted, or None."""
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Number of idle nodes by `NodeState`, from `until` on."""
+    """By `NodeState`, from `until` on."""
     microseconds: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Idle time by `NodeState`, summed over nodes."""
+    """By `NodeState`, summed over nodes."""
 
 
 def charge(idle: IdleNodes, states: Iterable[NodeState], now: float) -> IdleNodes:
     """Return a fleet's idle times until `now`, or `idle` unchanged if no update is due.
 
-    The next call charges its time by `states`, the current states of all nodes of the fleet.
+    The next call charges its time by the current `states`.
     """
     counts = {state.value: count for state, count in sorted(Counter(states).items()) if state not in _NOT_IDLE}
     if idle.until is None:

@@ -31,15 +31,13 @@ class Fault:
     at: float
     """Unix seconds, by the best estimate."""
     node_id: NodeId | None = None
-    """The lost node, or None."""
     seen_on: tuple[NodeId, ...] = ()
     """Nodes whose ranks, agents or connections showed the fault, whether or not these nodes are lost."""
     implicates: Implication | None = None
     """The entry for the fault history of the node involved, whether or not the node is lost."""
     rank: Rank | None = None
-    """The rank whose exit is the fault. None for faults of nodes and agents."""
     unreached: NodeId | None = None
-    """A node that other members could not reach, but that may be alive, or None."""
+    """A node that other members could not reach, but that may be alive."""
 
 
 def incident_id(run: RunId, generation: Generation) -> str:
@@ -57,10 +55,7 @@ def opened(
     now: float,
     earliest: float = 0.0,
 ) -> IncidentRecord:
-    """Return a new incident in the state REPLACING, with the most severe cause of `faults`.
-
-    It failed at the earliest fault, but not before `earliest` (Unix seconds).
-    """
+    """Return a new incident in the state REPLACING, which failed at the earliest fault, but not before `earliest`."""
     now = max(now, earliest)  # The clock may have stepped back.
     incident = IncidentRecord(
         id=incident_id(run, generation),
@@ -130,7 +125,7 @@ def with_absence(incident: IncidentRecord, unwatched: tuple[float, float] | None
 
 
 def absent_seconds(evidence: Iterable[Fact]) -> float | None:
-    """Return for how many seconds after the failure no control plane was active, or None without such a time."""
+    """Return the seconds after the failure without an active control plane, or None."""
     return next((each.seconds for each in evidence if isinstance(each, ControlPlaneAbsent)), None)
 
 
@@ -183,7 +178,7 @@ class Interruption(Protocol):
 
     @property
     def failed_at(self) -> float:
-        """Unix time of the failure."""
+        """Unix seconds."""
         ...
 
     @property
@@ -220,7 +215,7 @@ def phase_moments(incident: Interruption, now: float) -> tuple[float, ...]:
 
 
 def phase_seconds(incident: IncidentRecord, now: float) -> Mapping[str, float]:
-    """Return the length of each phase by `<phase>_seconds`, 0 for a phase that has not begun."""
+    """Return the length of each phase by `<phase>_seconds`."""
     moments = phase_moments(incident, now)
     return {
         f"{phase}_seconds": later - earlier for phase, earlier, later in zip(PHASES, moments, moments[1:], strict=False)

@@ -1,7 +1,6 @@
 """The launch of a generation: promise, plan, load, start (docs/design.md#generations).
 
-    PREPARING   Prepare to every member until all have promised to join. A lost member is replaced. The job waits for an
-                unreachable member while its memory may hold a needed shard.
+    PREPARING   Prepare to every member until all have promised to join; a lost member is replaced
     LOADING     the plan is stored; Load to every member until all have verified their shards
     STARTING    Start to every member until its ranks run
 
@@ -38,16 +37,13 @@ SHOWN_EVERY_SECONDS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roll:
-    """A roll call: which members of the next generation have promised to join it, and which have not.
-
-    A member that has promised obeys no older generation. A vacancy is a GROUP_RANK that has no node yet.
-    """
+    """Which members of the next generation have promised to join it, so that they obey no older generation."""
 
     places: tuple[NodeId | None, ...]
-    """The members in the order of their GROUP_RANK. None marks a vacancy, a GROUP_RANK without a node."""
+    """By GROUP_RANK. None marks a vacancy."""
     promised: Mapping[NodeId, MemberReport]
     late: tuple[NodeId, ...]
-    """Members that have not promised although their agents report. The job loop sends them Prepare."""
+    """Members that have not promised although their agents report."""
     unreachable: tuple[NodeId, ...]
     """Members that have not promised and whose agents are silent."""
 
@@ -95,11 +91,7 @@ def parent_of(seen: JobObserved) -> Generation:
 
 
 def committed_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
-    """Return the newest committed step that the job's record or any node's report shows, or -1.
-
-    Reports count from pages of promised nodes, from live ranks and from the coordinator, on the path of the parent
-    only.
-    """
+    """Return the newest committed step on the parent's path that the job's record or any node's report shows, or -1."""
     members = [node.member for node in seen.nodes.values() if node.member is not None and node.member.run == spec.run]
     on_pages = [(commit.generation, commit.step) for member in members for commit in member.commits]
     live = [(member.generation, shard.committed) for member in members for shard in member.protection]
@@ -234,7 +226,6 @@ def _with_copies(
     domains: Mapping[NodeId, str],
     sources: Sequence[tuple[ShardSource, ...]],
 ) -> tuple[RankPlan, ...]:
-    """Return the plan's entries for all ranks of a job whose shards are protected by copies."""
     copies = min(spec.copies, len(nodes))
     holders = placement.plan(nodes, copies, domains, before=_groups_before(seen)).holders
     return tuple(
@@ -252,7 +243,6 @@ def _with_parity(
     *,
     before: tuple[tuple[int, ...], ...],
 ) -> tuple[RankPlan, ...]:
-    """Return the plan's entries for all ranks of a job whose shards are protected by parity."""
     groups = placement.parity_groups(nodes, spec.parity_group_size or 0, domains, before=before)
     group_of = {place: group for group in groups for place in group}
     return tuple(
@@ -289,7 +279,6 @@ def _parity_groups_before(
 
 
 def _groups_before(seen: JobObserved) -> tuple[tuple[int, ...], ...]:
-    """Return the placement groups of the newest stored plan, as GROUP_RANKs."""
     if seen.plan is None:
         return ()
     place_of = {node.node_id: place for place, node in enumerate(seen.plan.nodes)}

@@ -1,7 +1,6 @@
 """The values of a ledger's counters at each full hour, from which reports compute the figures of a time range.
 
-Updates do not fall on full hours, so these values are interpolated. Invariant: the counters of an interpolated ledger
-add up to the interpolated sum.
+Invariant: the counters of an interpolated ledger add up to the interpolated sum.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 HOUR: Final = 3_600_000_000
-"""Microseconds per hour."""
 MOST_HOURS: Final = 24 * 31
-"""Limit of the full hours that `full_hours` returns, in case no control plane ran for a long time."""
+"""Limit of `full_hours`, in case no control plane ran for a long time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +23,7 @@ class Ledger:
     spent: Mapping[str, int]
     """Microseconds by a job's bucket, or a node's state. A missing category means 0."""
     node_microseconds: int = 0
-    """Working time of a job's nodes, summed over nodes. 0 in the ledger of a fleet."""
+    """Working time, summed over nodes. 0 in the ledger of a fleet."""
 
 
 def interpolated(before: Ledger, after: Ledger, moment: int) -> Ledger:

@@ -29,14 +29,10 @@ class Span:
     node_id: str
     start: datetime
     end: datetime | None
-    """None while the node still works for the job."""
 
 
 def spans(launches: Sequence[Launch], given_back: Sequence[datetime], ended_at: datetime | None) -> tuple[Span, ...]:
-    """Return the periods of each node, sorted by start and then by node.
-
-    `given_back` are the times at which the job released all its nodes. `ended_at` is None while the job has not ended.
-    """
+    """Return the periods of each node, sorted by start and then by node. `given_back`: the job released all nodes."""
     open_spans: dict[str, Span] = {}
     closed: list[Span] = []
     for index, launch in enumerate(launches):

@@ -28,7 +28,6 @@ class Point:
     """A summary of the values logged in a span of steps."""
 
     step: int
-    """The first step in the span for which a value was logged."""
     last_step: int
     at: float
     """Unix seconds of the last value."""
@@ -127,8 +126,7 @@ def kept_chunks(width: int) -> int:
 
 
 def folded(points: Iterable[Point], width: int) -> tuple[Point, ...]:
-    """Return the sorted points, joined to points that start at multiples of `width` steps. Their widths divide `width`.
-    """
+    """Return the sorted points, joined to points that start at multiples of `width` steps."""
     return _by(points, lambda point: point.step // width)
 
 

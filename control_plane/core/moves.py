@@ -3,13 +3,11 @@
     departure     ──▶ another node assigned ──▶ agreed stop ──▶ last step committed ──▶ next generation without the node
        ├ announced   AWS reclaims the instance (`core.notices`)
        ├ requested   a person wants the node for something else (`core.requests`)
-       ├ impaired    the node works with a fault that a reboot or other hardware repairs, or its agent has not
-       │             answered other members for T_max (`exclude_seconds`)
+       ├ impaired    the node works with a fault, or has not answered other members for T_max (`exclude_seconds`)
        └ lemon       the node had too many incidents: the job gives it up in the recovery from the newest
 
-If the ranks do not agree on a stop in time, the ordinary recovery follows. A job keeps a node whose departure would
-lose a committed step, unless AWS reclaims the node. Invariant: no job stops before another node is available, except at
-the last moment before AWS reclaims a node.
+A job keeps a node whose departure would lose a committed step, unless AWS reclaims the node. Invariant: no job stops
+before another node is available, except at the last moment before AWS reclaims a node.
 """
 
 from __future__ import annotations
@@ -100,7 +98,6 @@ def impaired(verdict: NodeVerdict) -> Departure:
 
 
 def _is_impaired(verdict: NodeVerdict) -> bool:
-    """Return whether the job should give up a member with a fault, or one that other members cannot reach."""
     return verdict.standing is NodeStanding.IMPAIRED or (
         verdict.standing is NodeStanding.GONE and verdict.remedy is Remedy.RETIRE
     )
@@ -142,11 +139,7 @@ def is_in_service(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
 def due(
     known: Sequence[Departure], ready_count: int, upload_seconds: float | None, now: float, timeouts: Timeouts
 ) -> tuple[Departure, ...]:
-    """Return the departures for which the job should stop now, or nothing if it should train on.
-
-    As many depart as have a ready node, if all announced ones do. At the last moment of announced ones, these depart
-    anyway.
-    """
+    """Return the departures for which the job should stop now, because nodes are ready or announced ends are close."""
     # One stop for several departures costs less than several stops.
     if ready_count >= len(known):
         return tuple(known)
@@ -195,8 +188,7 @@ def is_held_elsewhere(
 
 
 def ends_at(leaving: Sequence[Departure], nodes: Mapping[NodeId, NodeObserved], now: float) -> float | None:
-    """Return when AWS may end the first of the departing nodes, by its newest notices, which may name an earlier time.
-    """
+    """Return when AWS may end the first of the departing nodes, by its newest notices."""
     found = [
         notice.ends_at
         for move in leaving
@@ -221,16 +213,9 @@ def checkpoint_wait(
 ) -> CheckpointWait:
     """Return whether a job whose ranks have all stopped to give up nodes still waits for its checkpoint, and why.
 
-    If AWS reclaims no node, the job waits only unless `is_held`, and then keeps the last holder of a shard. Otherwise
-    it waits until the deadline, or only for the expected upload if `is_held` and `is_replaceable`.
-
-    Args:
-        ends_at: Unix seconds of the first node's end, `prepare_deadline_seconds` after the deadline, or None.
-        is_announced: whether AWS reclaims one of the departing nodes.
-        stopped_at: Unix seconds at which the last rank stopped.
-        upload_seconds: duration of the last upload, or None.
-        is_replaceable: whether a ready node exists for every departing node, so that waiting costs training time.
-        is_held: whether the remaining nodes hold every shard of the last step.
+    If AWS reclaims no node, the job waits only unless `is_held` (all shards of the last step remain). Otherwise it
+    waits until a deadline `prepare_deadline_seconds` before `ends_at`, or only for the expected upload if `is_held` and
+    `is_replaceable` (each departing node has a ready replacement).
     """
     patience = timeouts.blind_wait_seconds if is_announced else timeouts.final_round_seconds
     end = stopped_at + patience if ends_at is None else ends_at - timeouts.prepare_deadline_seconds
@@ -282,10 +267,7 @@ def fault(move: Departure, at: float, now: float) -> Fault:
 
 
 def partner(node_id: NodeId, left: Sequence[Departure], incident: str, now: float) -> Implication:
-    """Return the history entry for a remaining member that could not reach a departing member.
-
-    If it later cannot reach another member either, this entry shows that it is the faulty node.
-    """
+    """Return the history entry for a remaining member that could not reach a departing member."""
     return Implication(
         node_id=node_id,
         incident_id=incident,

@@ -1,11 +1,8 @@
-"""Decides which S3 objects of a run are orphans, that is, belong to no checkpoint and can never belong to one.
+"""Decides which S3 objects of a run are orphans, that is, belong to no checkpoint and can never belong to one. Pure.
 
-Agents upload shards to `…run=<run>/gen=<generation>/step=<step>/<upload id>/`. All generations of a run share frozen
-objects (`…run=<run>/frozen/`), so these become orphans only after the end of their run. A database that was restored
-from a backup lacks later generations and checkpoints, whose objects must stay.
-
-Invariant: pure. Never an orphan is an object of the newest generation of a running job, of a generation or a manifest
-that the database lacks, or of a kept checkpoint.
+Never an orphan is an object of the newest generation of a running job, of a generation or a manifest that the database
+lacks (after a restore from a backup), or of a kept checkpoint. All generations of a run share frozen objects
+(`…run=<run>/frozen/`), so these become orphans only after the end of their run.
 """
 
 from __future__ import annotations
@@ -47,9 +44,9 @@ def orphans(
 
     Args:
         objects: all objects of one run, sorted by key. The iterable may be lazy.
-        named: each checkpoint's keys. None for a checkpoint whose deletion is under way and removes its objects.
+        named: each checkpoint's keys. None for a checkpoint whose deletion removes its objects.
         frozen: keys of frozen objects that checkpoints need. None while the run has not ended.
-        ended_before: a generation number. All generations with a lower number have ended.
+        ended_before: all generations with a lower number have ended.
     """
     unneeded: list[ListedObject] = []
     has_unknown = False

@@ -57,8 +57,7 @@ def group_sizes(node_count: int, group_size: int) -> tuple[int, ...]:
 def recovery_probability(node_count: int, group_size: int, lost_count: int) -> float:
     """Return the exact probability that no group loses two members, for equally likely losses of `lost_count` nodes.
 
-    For example, N = 8, g = 4 and k = 2 give 0.5714. Raises ImpossiblePlacement if g does not fit N, or more nodes are
-    lost than exist.
+    Raises ImpossiblePlacement if g does not fit N, or more nodes are lost than exist.
     """
     if not (MIN_GROUP_SIZE <= group_size <= node_count and 0 <= lost_count <= node_count):
         raise ImpossiblePlacement(
@@ -75,7 +74,7 @@ def recovery_probability(node_count: int, group_size: int, lost_count: int) -> f
 def fatal_losses(groups: Sequence[Sequence[NodeId]], incomplete: Collection[NodeId]) -> tuple[tuple[NodeId, ...], ...]:
     """Return the smallest sets of nodes whose joint loss loses a shard from memory.
 
-    A group with `incomplete` members, which do not respond to another member or get no response, survives no loss.
+    A group with `incomplete` members, which get no response from another member or give none, survives no loss.
     """
     return tuple(
         loss for group in groups for loss in combinations(group, 1 if any(node in incomplete for node in group) else 2)

@@ -43,9 +43,8 @@ def plan(
 ) -> Placement:
     """Return the placement of a job, whose nodes are ordered by GROUP_RANK. Deterministic.
 
-    Groups of `before` (`groups_of`) stay if their sizes fit, unless all holders of a shard would share one domain. A
-    node without an entry in `domains` counts as a separate domain. Raises ImpossiblePlacement if the job has more
-    copies than nodes, fewer than one copy, or a duplicate node.
+    Groups of `before` (`groups_of`) stay if their sizes fit, unless all holders of a shard would share one domain.
+    Raises ImpossiblePlacement if the job has more copies than nodes, fewer than one copy, or a duplicate node.
     """
     if not 1 <= copies <= len(nodes):
         raise ImpossiblePlacement(
@@ -70,8 +69,8 @@ def parity_groups(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the parity groups of a job, as GROUP_RANKs in ascending order. Deterministic.
 
-    The last group also has the remainder. Groups of `before` stay if their sizes fit. New groups use as many domains as
-    possible. Raises ImpossiblePlacement if a group has fewer than two nodes, or more nodes than the job.
+    Groups of `before` stay if their sizes fit. Raises ImpossiblePlacement if a group has fewer than two nodes, or more
+    nodes than the job.
     """
     if not 2 <= group_size <= len(nodes):
         raise ImpossiblePlacement(f"parity groups of {group_size} nodes do not fit {len(nodes)} nodes")
@@ -82,10 +81,7 @@ def parity_groups(
 
 
 def groups_of(holders: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return the placement groups, the ring last, from each GROUP_RANK's holders in a stored plan, owner first.
-
-    Empty if the holders do not form such groups.
-    """
+    """Return the placement groups, the ring last, from each GROUP_RANK's holders, or nothing if they form no groups."""
     copies = len(holders[0]) if holders else 0
     if copies < 2 or any(len(held) != copies for held in holders):
         return ()
@@ -110,8 +106,8 @@ def groups_of(holders: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
 def recovery_probability(node_count: int, copies: int, lost_count: int) -> float:
     """Return the exact probability that every shard survives equally likely losses of `lost_count` nodes.
 
-    GEMINI's Corollary 1 is only a bound for 2m or more lost nodes. For example, N = 16, m = 2 and k = 2 give 0.9333.
-    Raises ImpossiblePlacement if m does not fit N, or more nodes are lost than exist.
+    GEMINI's Corollary 1 is only a bound for 2m or more lost nodes. Raises ImpossiblePlacement if m does not fit N, or
+    more nodes are lost than exist.
     """
     if not (1 <= copies <= node_count and 0 <= lost_count <= node_count):
         raise ImpossiblePlacement(
@@ -159,8 +155,7 @@ def _cut(order: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _spread(domains: Sequence[str], copies: int) -> list[int]:
-    """Return the GROUP_RANKs with successive nodes in different domains, if possible: the fullest domains come first.
-    """
+    """Return the GROUP_RANKs with successive nodes in different domains, if possible."""
     left: dict[str, deque[int]] = {}
     for place, domain in enumerate(domains):
         left.setdefault(domain, deque()).append(place)

@@ -20,7 +20,6 @@ from control_plane.core.states import JobState
 from everstep.protocol.ids import RunId
 
 LEAVING = frozenset({JobState.PAUSING, JobState.STOPPING})
-"""States of jobs that already stop or pause, and release all of their nodes soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +28,7 @@ class Reduction:
 
     keep_count: int
     head: FleetJob
-    """The job that receives the nodes: the first job of the queue (the head)."""
+    """The job that receives the nodes."""
 
 
 def kept_counts(
@@ -37,8 +36,7 @@ def kept_counts(
 ) -> dict[RunId, int]:
     """Return how many nodes other jobs keep if they release enough for the head of the queue, or nothing.
 
-    A value of 0 releases all nodes of a job. `free` counts the nodes that the head could use now. It is negative if
-    running jobs that have precedence still lack nodes.
+    `free` is negative if running jobs that have precedence still lack nodes.
     """
     missing = head.needed_count(now) - free - sum(counts[job.run] for job in holding if job.state in LEAVING)
     kept: dict[RunId, int] = {}
@@ -84,8 +82,7 @@ def in_order_of_release(holding: Iterable[FleetJob]) -> list[FleetJob]:
 
 
 def _steps(head: FleetJob, holding: Sequence[FleetJob], now: float) -> list[tuple[FleetJob, int]]:
-    """Return which jobs could release nodes, in the order of the module's table, with the number that each would keep.
-    """
+    """Return which jobs could release nodes, in the order of the module's table, and how many each would keep."""
     jobs = in_order_of_release(holding)
     lower = [job for job in jobs if job.priority < head.priority]
     preemptible = [job for job in lower if job.is_preemptible and can_stop(job, now)]

@@ -23,7 +23,7 @@ from everstep.protocol.plan import Timeouts
 from everstep.protocol.rank_messages import UnkeptCause
 
 LAPSE_STEPS = 3
-"""Number of steps by which training must pass an overdue step. A stopped training has other observers."""
+"""Training must pass an overdue step by this number of steps. A stopped training has other observers."""
 COMMIT_TIMES = 3
 """A commit is overdue after this multiple of the time that the newest commit took, if that is long."""
 UPLOAD_TIMES = 10

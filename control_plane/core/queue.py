@@ -5,18 +5,14 @@
               2.  small, needs 2          may start: head still has the 6 nodes that it needs once big has ended
               3.  other, needs 3          may not start: head would have only 5 nodes once big has ended
 
-The fleet serves its queue by priority, then by age. The first job that does not fit is the head. No other job may delay
-the head:
+The fleet serves its queue by priority, then by age. The first job that does not fit is the head. A job behind it may
+start only on nodes that the head cannot use. Other jobs release nodes for the head (`core.preemption`).
 
-- **Backfill.** A job behind the head may start only on nodes that the head cannot use (`cannot_delay`).
-- **Preemption.** Jobs release nodes for the head (`core.preemption`).
-- **Quotas.** A job that would exceed its project's quota waits outside the queue. While it waits, no job of its project
-  grows beyond its NodeCount.
+- **Quotas.** While a job waits for its project's quota, outside the queue, no job of the project grows beyond
+  NodeCount.
 - **Elastic jobs.** After `patience_seconds`, such a job starts on its minimum of nodes. It claims the rest of its
   NodeCount before jobs behind it start, and holds more while no job waits.
-- **Patience.** A job that lacks nodes and receives none for `GANG_PATIENCE_SECONDS` releases its nodes and stands
-  aside:
-  for a while, it neither holds nodes nor delays other jobs.
+- **Patience.** A job that receives no node for `GANG_PATIENCE_SECONDS` releases its nodes and stands aside for a while.
 
 Invariant: pure. Jobs together never receive more nodes than the capacity, unless running generations already use more.
 """
@@ -33,10 +29,9 @@ from everstep.protocol.ids import RunId
 
 STAND_ASIDE_SECONDS = 900.0
 MOST_STAND_ASIDE_SECONDS = 7_200.0
-"""Longest time for which a job stands aside. The time starts at `STAND_ASIDE_SECONDS` and doubles with each attempt."""
+"""The time for which a job stands aside doubles with each attempt, from `STAND_ASIDE_SECONDS` up to this limit."""
 _MOST_DOUBLINGS = 10
 PAUSE_AGAIN_SECONDS = 600.0
-"""Pause after a failed pause before the control plane requests another pause of the same job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +48,6 @@ class QueueSchedule:
     """Waiting jobs that would exceed their project's quota, each with the number of nodes that its project holds."""
     capacity: int
     free_count: int
-    """Number of nodes without a job if each job holds the nodes that this schedule permits."""
     counts: Mapping[RunId, int] = field(default_factory=dict[RunId, int])
     reductions: Mapping[RunId, Reduction] = field(default_factory=dict[RunId, Reduction])
     """Running jobs that must return some of their nodes, each with the number that it keeps."""
@@ -69,10 +63,7 @@ class QueueSchedule:
 
 
 def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> QueueSchedule:
-    """Return which unfinished jobs of a fleet may hold nodes. A queued job that a person paused does not wait.
-
-    `capacity` is the group's MaxSize minus held nodes.
-    """
+    """Return which unfinished jobs of a fleet may hold nodes. `capacity` is the group's MaxSize minus held nodes."""
     every = tuple(job for job in jobs if not (job.is_paused and job.state is JobState.QUEUED))
     holding = [job for job in every if job.state in HOLDING_JOBS]
     queued = in_order(job for job in every if job.state is JobState.QUEUED)
@@ -144,9 +135,7 @@ class _Shares:
                 self._raise(job, job.claim_count(self.now))
 
     def left_for(self, head: FleetJob) -> int:
-        """Return how many nodes remain for the head after the claims of jobs that do not yield to it. Negative: they
-        lack nodes.
-        """
+        """Return how many nodes remain for the head, negative if jobs that do not yield to it lack nodes."""
         after = _Shares(self.holding, sum(job.claim_count(self.now) for job in self.holding), self.now)
         after.raise_to_claims(head)
         return self.free + sum(self.counts.values()) - sum(after.counts.values())
@@ -167,10 +156,7 @@ class _Shares:
                 self._raise(job, job.most_node_count)
 
     def returns(self, limited: Sequence[FleetJob]) -> dict[RunId, Reduction]:
-        """Return which running jobs must return nodes beyond NodeCount, and for which job.
-
-        A running job with fewer nodes than its NodeCount comes first, then a job that waits for its project's quota.
-        """
+        """Return which running jobs must return nodes beyond NodeCount, and for which job."""
         for job in in_order(self.holding):
             if job.state in LAUNCHED_JOBS - LEAVING and not job.is_taken_over:
                 missing = job.claim_count(self.now) - self.counts[job.run]

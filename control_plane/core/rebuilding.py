@@ -2,10 +2,8 @@
 
     stripe A B C, C is lost:   A's shard and share, B's shard and share ──▶ C's shard
 
-A *content* is an origin generation and a step. The record of a share names the shards of its XOR by digest.
-
 Invariant: a shard has a rebuild only if all other members of its stripe have their shards and shares, of the same
-content.
+*content*: origin generation and step.
 """
 
 from __future__ import annotations
@@ -31,9 +29,8 @@ def rebuilds(
 ) -> list[tuple[Content, Rebuild]]:
     """Return the shards that can be rebuilt, with the shards and shares that determine them. Deterministic.
 
-    Missing slots or `worlds` mean fewer rebuilds, but no wrong one. For contents in `existing`, the result also
-    contains rebuilds of shards that still exist, in case their slots are damaged, unless a shard of the stripe is
-    missing.
+    For contents in `existing`, the result also contains rebuilds of shards that still exist, in case their slots are
+    damaged.
     """
     shards: defaultdict[Content, defaultdict[Rank, dict[NodeId, SlotRecord]]] = defaultdict(lambda: defaultdict(dict))
     shares: defaultdict[tuple[Content, Stripe], defaultdict[Rank, dict[NodeId, SlotRecord]]] = defaultdict(
@@ -69,7 +66,6 @@ def _stripe(share: SlotRecord, worlds: Mapping[Generation, int]) -> Stripe | Non
 def _rebuild(
     stripe: Stripe, lost_rank: Rank, shards: Mapping[Rank, Held], shares: Mapping[Rank, Held]
 ) -> Rebuild | None:
-    """Return the rebuild of one shard, or None if the rest of the stripe does not suffice."""
     # Each other rank needs a node with both its shard and its share, whose records name the same shards.
     members = [rank for rank in stripe if rank != lost_rank]
     candidates = {

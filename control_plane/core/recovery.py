@@ -42,7 +42,6 @@ class Survey:
     """The slots of each node that has promised to join the new generation."""
     path: Path
     worlds: Mapping[Generation, int]
-    """Number of ranks of each generation (`worlds_of`)."""
     checkpoints: tuple[CheckpointRecord, ...] = ()
     refused: Collection[RefusedSource] = ()
     committed: Step = NO_STEP
@@ -59,20 +58,15 @@ class Restore:
     sources: tuple[tuple[ShardSource, ...], ...]
     """By rank, best first. Empty if the ranks start from step 0, or if `relayout` contains the sources."""
     keep: Mapping[NodeId, tuple[SlotReference, ...]]
-    """Slots that each node must not overwrite before the new generation has committed the base, or any step in a
-    relayout.
-    """
+    """Slots that a node must not overwrite before the generation commits the base, or any step in a relayout."""
     relayout: Relayout | None = None
-    """The sources of the base, if another number of ranks or another job made it."""
+    """Set if another number of ranks or another job made the base."""
     forgotten: tuple[Rank, ...] = ()
     """Ranks, of the generation that made the base, whose shards no node's memory has or can rebuild."""
 
     @property
     def farthest(self) -> str | None:
-        """The slowest kind of source from which any rank restores: the last one in the order of `FARTHEST`.
-
-        None if the ranks start from step 0.
-        """
+        """The slowest kind of source, by `FARTHEST`. None if the ranks start from step 0."""
         shards = self.sources if self.relayout is None else self.relayout.shards
         kinds = [sources[0].kind for sources in shards if sources]
         return max(kinds, key=FARTHEST.index) if kinds else None
@@ -106,10 +100,7 @@ def is_on_path(path: Path, origin: Generation, step: Step) -> bool:
 
 
 def newest_committed(path: Path, recorded: Step, reported: Iterable[tuple[Generation, Step]]) -> Step:
-    """Return the newest committed step, according to the control plane's own record and the nodes' reports, or -1.
-
-    Reports of an abandoned generation, which are not on the path, do not count.
-    """
+    """Return the newest committed step on the path, by the control plane's own record and the reports, or -1."""
     # The own record can be too old: agents report once a second, and only to a running control plane. An agent stores
     # the committed step C before its ranks may start the next snapshot, so each node with a snapshot after C also
     # reports C.
@@ -263,7 +254,6 @@ def _parity_source(origin: Generation, step: Step, rebuild: Rebuild) -> ShardSou
 
 
 def _forgotten(found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]], world_size: int) -> tuple[Rank, ...]:
-    """Return the ranks whose shards no node's memory has or can rebuild."""
     held = {
         rank
         for state, shards in found.items()

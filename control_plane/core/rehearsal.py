@@ -35,14 +35,10 @@ from everstep.protocol.rehearsals import RehearsalVerdict, Rehearsed
 
 MOST_ORDERS = 2
 MOST_AUTOMATIC = 3
-"""Largest number of rehearsals of a job that no person requests."""
 MAX_COST_RATIO = 0.001
 """Largest cost of a rehearsal in mode AUTO, as a share of the expected run."""
 REPORT_SECONDS = 30.0
-"""Time after the coordinator's end of an order, after which missing reports will not arrive.
-
-Ranks report before they train on, so only the reports of agents can be late.
-"""
+"""Time after the coordinator's end of an order, after which missing reports of agents will not arrive."""
 LEAST_RUN_SECONDS = 180.0
 """Shortest expected run in mode AUTO. A shorter job costs little to repeat."""
 _LEAD_STEPS = 10
@@ -50,10 +46,7 @@ _LEAD_STEPS = 10
 
 
 def is_due(spec: JobSpec, record: JobRecord, *, is_local: bool) -> bool:
-    """Return whether a running job that neither stops nor moves must be ordered to rehearse now.
-
-    `is_local`: the fleet is a local cluster, on which a rehearsal may cost any time.
-    """
+    """Return whether a running job that neither stops nor moves must be ordered to rehearse now."""
     told = record.rehearsal
     if spec.rehearsal_mode is RehearsalMode.OFF or CHECK_VARIABLE in spec.script.environment or told.is_open:
         return False
@@ -127,10 +120,7 @@ def followed(
     reports: Mapping[NodeId, MemberReport],
     now: float,
 ) -> tuple[JobRecord, tuple[EventDraft, ...]]:
-    """Return the record with what the ranks report about the newest order, and an event about a new result.
-
-    With a result, the record's ledger counts the time of the rehearsal as such.
-    """
+    """Return the record with what the ranks report about the newest order, and an event about a new result."""
     told = _with_revision(record.rehearsal, record, reports)
     living = [rank for report in reports.values() for rank in report.ranks if rank.exit is None]
     is_under_way = any(rank.phase == REHEARSE for rank in living)
@@ -186,8 +176,7 @@ def _with_earlier_loss(result: RehearsalOutcome, earlier: RehearsalOutcome | Non
 
 
 def closed(spec: JobSpec, record: JobRecord, now: float) -> tuple[JobRecord, tuple[EventDraft, ...]]:
-    """Return the record of a job that ends now. If an ordered rehearsal has no result, the record contains the reason.
-    """
+    """Return the record of a job that ends now, with the reason why an ordered rehearsal has no result."""
     told = record.rehearsal
     if told.result is not None or not (told.number or is_asked(record)):
         return record, ()

@@ -5,9 +5,8 @@
     cleared by a reset (Xid 95 …)          reboot           replace
     needs other hardware                   replace
 
-A reset of a single GPU costs as much as a reboot: it needs root and the end of all processes on the GPU. A reboot keeps
-an instance on its host, so a restart of the bare metal becomes a replacement. Invariant: a fault that the tables do not
-contain only restarts ranks.
+A reset of a single GPU costs as much as a reboot. A reboot keeps an instance on its host, so a restart of the bare
+metal becomes a replacement. Invariant: a fault that the tables do not contain only restarts ranks.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ _RESTART = (8, 11, 13, 25, 31, 32, 39, 40, 41, 45, 60, *range(68, 73), 75, 76, 7
 _RESTART_NEWER = (*range(96, 106), *range(126, 136), 139)
 _RESET = (46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158)
 _RESET_OR_REBOOT = (48, 74, 151, 171, 172)
-"""Xids whose workflow ends with a GPU reset or a reboot. 151 needs a restart of the VM; 171 and 172 are details of 48.
-"""
+"""Xids whose workflow ends with a GPU reset or a reboot. 171 and 172 are details of 48."""
 _NEW_HARDWARE = (54, 79)
 """CHECK_MECHANICALS and RESTART_BM."""
 XID: Mapping[int, Remedy] = {

@@ -1,9 +1,5 @@
 """Reports: time, cost and incidents of all jobs and fleets over a time range.
 
-    points of each job's ledger ──┐
-    points of each fleet's ledger ├─ report ─▶ total, buckets, projects, fleets, jobs, causes
-    incidents ────────────────────┘
-
 Invariant: the total equals the sum of the buckets, of the projects, and of the jobs. The sum over a job's whole life
 equals the job's own ledger. Idle nodes belong to fleets only. All sums are integers.
 """
@@ -35,12 +31,7 @@ class ReportPeriod(StrEnum):
 
 
 class IncidentKind(StrEnum):
-    """The kind of an incident. Reports count the incidents of each kind separately.
-
-    - FAILURE: a fault ended the generation. MTTF and MTTR count only these incidents.
-    - PLANNED: AWS's notice, a person's request, a new number of nodes, or a requested pause without success.
-    - DRILL: a person injected the fault.
-    """
+    """The kind of an incident. MTTF and MTTR count only FAILURE. PLANNED includes a pause without success."""
 
     FAILURE = "Failure"
     PLANNED = "Planned"
@@ -68,7 +59,7 @@ class JobTime:
     points: tuple[Ledger, ...]
     """From the job's creation to its last update, oldest first."""
     cost_micro_usd: int | None
-    """Cost of the node time of the job's whole life, or None."""
+    """Of the node time of the job's whole life."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +70,7 @@ class FleetTime:
     points: tuple[Ledger, ...]
     """Oldest first. Empty before the fleet loop has first handled the fleet."""
     price_micro_usd: int | None
-    """Price of one node for one hour, or None."""
+    """Of one node for one hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +81,11 @@ class IncidentTime:
     cause: Cause
     failed_at: int
     closed_at: int | None
-    """None while the incident is open."""
     is_given_up: bool = False
     """Whether the job ended or was paused before training had caught up."""
     lost_steps: int
     cost_micro_usd: int | None
-    """Cost of the job's nodes from the failure until training has caught up, or None."""
+    """Of the job's nodes from the failure until training has caught up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +94,11 @@ class IncidentFigures:
 
     count: int
     recovered_count: int
-    """Number of incidents from which training has recovered."""
     recovery_microseconds: int
-    """Total time from the failure until training has caught up, of recovered incidents."""
+    """From the failure until training has caught up, summed."""
     recomputed_steps: int
     cost_micro_usd: int | None
-    """Sum of the incidents' costs. None if no incident has a cost."""
+    """None if no incident has a cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,17 +106,17 @@ class Figures:
     """The figures of one time bucket, project, fleet or job, or of the whole report."""
 
     spent: Mapping[str, int]
-    """Microseconds by `Bucket`, summed over jobs."""
+    """By `Bucket`, summed over jobs."""
     node_microseconds: int
     rank_microseconds: int
     """Node time multiplied by the number of ranks per node. With one rank per GPU, this is GPU time."""
     unpriced_node_microseconds: int
     """Part of the node time that `cost_micro_usd` leaves out, because the fleet has no price."""
     cost_micro_usd: int | None
-    """Cost of the jobs' node time. None if no fleet has a price."""
+    """None if no fleet has a price."""
     incidents: Mapping[IncidentKind, IncidentFigures]
     idle_microseconds: Mapping[str, int]
-    """Time of nodes without a job by `NodeState`, summed over nodes. Empty for projects and jobs."""
+    """By `NodeState`, summed over nodes. Empty for projects and jobs."""
     spare_cost_micro_usd: int | None
     other_idle_cost_micro_usd: int | None
 
@@ -180,7 +169,6 @@ class Report:
     """The most expensive first."""
     fleets: tuple[tuple[str, Figures], ...]
     jobs: tuple[JobFigures, ...]
-    """The most expensive jobs."""
     other_jobs: Figures
     job_count: int
     causes: tuple[tuple[Cause, IncidentFigures], ...]
@@ -189,8 +177,6 @@ class Report:
 
 @dataclass(slots=True)
 class _Groups:
-    """The sums of times, costs and incidents per time bucket, project, fleet, job and cause."""
-
     buckets: list[Sums]
     projects: defaultdict[str, Sums] = field(default_factory=lambda: defaultdict(Counter))
     fleets: defaultdict[str, Sums] = field(default_factory=lambda: defaultdict(Counter))

@@ -33,13 +33,10 @@ class RequestContext:
     fleet_status: FleetStatus
     fleet_reasons: tuple[Reason, ...]
     spare_count: int
-    """Spares without a pending request."""
     node_count: int
-    """Nodes that have not ended."""
     max_node_count: int
     job_name: str = ""
     taken_over_by: str = ""
-    """The person who manages the node's job instead of Everstep, or empty."""
 
 
 def refusal(asked: NodeRequest, standing: RequestContext) -> RequestRefused | None:

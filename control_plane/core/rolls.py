@@ -34,9 +34,8 @@ class RollStep:
     progress: RollProgress
     """Equals the stored progress if nothing changed."""
     begun: tuple[NodeId, ...] = ()
-    """Nodes whose request the fleet loop now stores."""
     cancelled: tuple[NodeId, ...] = ()
-    """Nodes whose pending request the roll withdraws, because a person has stopped the roll."""
+    """Set because a person has stopped the roll."""
     has_ended: bool = False
 
 
@@ -52,8 +51,7 @@ def decide(
 ) -> RollStep:
     """Return which nodes a roll begins to replace or reboot now, and the roll's progress.
 
-    `stored` of an earlier roll is ignored. `unavailable_count` counts nodes that the fleet needs and that are not in
-    service. `refusal` returns why the fleet cannot fulfil a request for a node, or None.
+    `unavailable_count` counts nodes that the fleet needs and that are not in service.
     """
     known = stored if stored is not None and stored.roll_id == roll.roll_id else RollProgress(roll_id=roll.roll_id)
     if known.ended_at is not None:

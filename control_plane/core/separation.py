@@ -33,10 +33,10 @@ def holders_in(group: tuple[Member, ...], position: int, copies: int) -> tuple[M
 
 
 def separate(groups: Sequence[Group], copies: int, domains: Sequence[str]) -> tuple[Group, ...]:
-    """Return the groups, in order and size unchanged, with as few exposed shards and changes as possible.
+    """Return the groups, in the same order and sizes, with as few exposed shards and changes as possible.
     Deterministic.
 
-    All groups have `copies` members, except that the last may have up to `2 * copies - 1`. `domains` is by GROUP_RANK.
+    All groups have `copies` members, except that the last may have up to `2 * copies - 1`.
     """
     search = _Search(list(groups), copies, domains)
     if copies > 1:
@@ -51,9 +51,7 @@ class _Search:
     copies: int
     domains: Sequence[str]
     original: dict[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])
-    """The holders of each shard before the first exchange."""
     touched: set[int] = field(default_factory=set[int])
-    """Indexes of groups that took part in an exchange."""
 
     def is_improved(self) -> bool:
         """Exchange nodes so that fewer shards are exposed. Return False if that is impossible."""
@@ -79,12 +77,10 @@ class _Search:
         return sum(self.domain_of_all(holders) is not None for holders in shards)
 
     def domain_of_all(self, nodes: Group) -> str | None:
-        """Return the failure domain that contains all these nodes, or None."""
         first = self.domains[nodes[0]]
         return first if all(self.domains[node] == first for node in nodes) else None
 
     def changed(self, group: Group) -> int:
-        """Return how many shards of the group's nodes have other holders than originally."""
         return sum(
             frozenset(holders_in(group, position, self.copies)) != self.original[node]
             for position, node in enumerate(group)
@@ -95,7 +91,7 @@ class _Search:
 
     @property
     def ring(self) -> int | None:
-        """The index of the last group if this group is a ring (has more than `copies` nodes), else None."""
+        """The index of the last group if this group is a ring, else None."""
         return len(self.groups) - 1 if len(self.groups[-1]) > self.copies else None
 
     def mend_ring(self) -> None:
@@ -187,10 +183,7 @@ class _Search:
             self.borrow(exposed[domain], domain)
 
     def borrow(self, exposed: Sequence[int], domain: str) -> None:
-        """Exchange one node of each group in `exposed`, which are all in `domain`, for a node outside the domain.
-
-        The other group keeps at least one node outside.
-        """
+        """Exchange one node of each group in `exposed` for a node outside `domain`, which all of them share."""
         spare = {
             index: self.outside(index, domain) - 1
             for index, group in enumerate(self.groups)

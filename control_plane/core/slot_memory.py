@@ -14,7 +14,7 @@ from control_plane.core.observed.specs import JobSettings
 from everstep.protocol.slot import CHUNK_BYTES
 
 COPIES_TO_COMPARE = 2
-"""Copies with which the preview of a job with parity compares the memory (CopiesMemoryRatio)."""
+"""The preview of a job with parity compares the memory with this number of copies."""
 
 
 def slots_per_shard(settings: JobSettings) -> int:

@@ -44,8 +44,7 @@ def spare_count(spec: FleetSpec, history: FleetHistory, working_count: int) -> i
 
 
 def free_probability(count: int, under_way: float) -> float:
-    """Return the probability that one of `count` spares is free at a failure. `under_way`: mean number of replacements.
-    """
+    """Return the probability that one of `count` spares is free while `under_way` replacements are, on average."""
     return _poisson_at_most(count - 1, under_way) if count > 0 else 0.0
 
 
@@ -73,7 +72,6 @@ def most_expected(seen: int) -> float:
 
 
 def _poisson_at_most(count: int, mean: float) -> float:
-    """Return P(Poisson(mean) ≤ count)."""
     if mean == 0:
         return 1.0
     first, log_mean = max(0, int(mean - NEGLIGIBLE_DEVIATIONS * sqrt(mean))), log(mean)

@@ -289,8 +289,7 @@ HOLDING_JOBS = LAUNCHED_JOBS | {JobState.ALLOCATING}
 def advance(table: Mapping[tuple[S, E], S], entity: str, state: S, event: E, story: tuple[str, ...] = ()) -> S:
     """Return the state after `event`, which may equal `state`.
 
-    Raises InvalidTransition if the table has no transition. Its message contains `entity`, for example `job gpt`, and
-    the reasons of earlier transitions (`story`).
+    Raises InvalidTransition, with `entity` and the reasons of earlier transitions (`story`), if the table has no entry.
     """
     try:
         return table[state, event]
@@ -378,8 +377,7 @@ def secondary_status(
 ) -> SecondaryStatus:
     """Return the `SecondaryStatus` of a job, which shows a requested stop or pause immediately.
 
-    A launch counts as training from its first new step on (`is_stepping`). A started job that waits for nodes again is
-    Interrupted. `has_older_checkpoint`: the final checkpoint of an ended job lies before its last step.
+    A launch counts as training from its first new step on (`is_stepping`).
     """
     if state is JobState.COMPLETED and has_older_checkpoint:
         return SecondaryStatus.COMPLETED_WITH_OLDER_CHECKPOINT

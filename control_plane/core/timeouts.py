@@ -1,7 +1,5 @@
 """The ladder of timeouts: all timeouts (rungs) that are multiples of `detection_seconds` (docs/design.md#timeouts).
 
-The module also contains fixed limits of the control plane, which depend on AWS, devices or people.
-
 Invariant: no rung is shorter than the rung before it, so a lower layer gives up before a higher layer acts. A fixed
 limit that names a rung in `outlasts` is at least as long as that rung.
 """
@@ -21,7 +19,6 @@ class _Rung(NamedTuple):
     """A multiple of `detection_seconds`."""
     meaning: str
     reason: str
-    """Why the timeout is longer than the previous timeout and shorter than the next timeout."""
 
 
 class _Fixed(NamedTuple):
@@ -29,7 +26,6 @@ class _Fixed(NamedTuple):
     seconds: float
     meaning: str
     reason: str
-    """Why the limit does not depend on `detection_seconds`."""
     outlasts: str = ""
     """Name of a rung that must not be longer than this limit, or empty."""
 

@@ -8,7 +8,6 @@ _RANK = re.compile(r"^\[rank\d+\]: ?")
 """Prefix with which torch prints each line of a traceback, and its own warnings after it."""
 _EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Iteration)(?:: .*)?")
 _RAISED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*(?::|$)")
-"""The first line after the frames of a traceback. Frames are indented."""
 _FRAME = re.compile(r'File "(?P<path>[^"\n]+)", line (?P<line>\d+)')
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
 """In the paths of packages, the standard library and generated code."""

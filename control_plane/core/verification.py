@@ -25,7 +25,6 @@ class VerdictKind(StrEnum):
 class DamageKind(StrEnum):
     """The way in which an object differs from the manifest.
 
-    - MISSING: the store lists other objects of the run, but not this object.
     - HEADER: the object's header cannot be read, or describes another shard.
     - MANIFEST: the manifest in S3 differs from the manifest that the control plane wrote.
     - RECORD: the control plane's own copy of the manifest cannot be decoded.
@@ -49,7 +48,7 @@ class Damage:
 
     kind: DamageKind
     rank: int | None = None
-    """The rank whose shard cannot be restored. None if the damage concerns the whole checkpoint."""
+    """None if the damage concerns the whole checkpoint."""
     detail: str = ""
 
     def __str__(self) -> str:

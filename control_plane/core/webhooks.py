@@ -53,7 +53,6 @@ class WebhookTarget:
     path: str
     """Path and query."""
     is_secure: bool
-    """Whether the server sends over TLS."""
 
 
 def allowed(entries: Sequence[str]) -> Allowed:
@@ -131,8 +130,7 @@ def key_of(secret: str) -> bytes:
 def signed_headers(keys: Sequence[bytes], message_id: str, timestamp: int, body: bytes) -> Mapping[str, str]:
     """Return the headers of a message, with one signature per key: during a rotation, the new and the old key.
 
-    `message_id` is equal for all attempts of an event, and `timestamp` is that of the attempt. `body` is sent
-    unchanged.
+    `message_id` is equal for all attempts of an event, and `timestamp` is that of the attempt.
     """
     signed = f"{message_id}.{timestamp}.".encode() + body
     signatures = (base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode() for key in keys)

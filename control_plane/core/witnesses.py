@@ -25,7 +25,7 @@ from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, ShardSource
 
 SHARD_FAULTS = frozenset({FaultCode.SOURCE_MISMATCH, FaultCode.SOURCE_UNAVAILABLE})
-"""Fault codes of a load that failed because of the shards. Memory, source archive or node prove nothing about them."""
+"""Fault codes of a load that failed because of the shards, not because of memory, source archive or node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,6 @@ class Suspect:
     """False if the node could not reach the sources."""
     load_count: int
     is_refuted: bool
-    """Whether the control plane later read the same checkpoint intact."""
     sources: tuple[RefusedSource, ...]
 
 

@@ -96,7 +96,6 @@ def _awaits_manifest(view: JobView, *, is_durable: bool) -> bool:
 
 
 def _ended_at(view: JobView) -> float:
-    """Return the Unix time at which the ranks of an ending job last made progress or exited, or the state began."""
     exits = (each.at_seconds for each in rank_exits(view.reports))
     return min(max(view.record.state_since, last_progress_at(view), *exits), view.now)
 
@@ -182,10 +181,7 @@ def ask_to_stop(view: JobView) -> tuple[Send, ...]:
 
 
 def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
-    """Pause a job whose ranks have all stopped at the agreed step, once its last step is in S3.
-
-    After `_upload_patience`, such a job no longer waits for the exits. If the last step is not in S3 then, training
-    resumes.
+    """Pause a job whose ranks have all stopped, once its last step is in S3. If that takes too long, training resumes.
     """
     record = view.record
     durable, patience = durable_step(view), _upload_patience(view)
@@ -210,5 +206,4 @@ def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
 
 
 def _resume(view: JobView, why: Fault) -> Decision:
-    """Restart training from the nodes' memory after a failed pause, and postpone the next pause."""
     return start_new_generation(with_record(view, no_pause_before=view.now + queue.PAUSE_AGAIN_SECONDS), (why,), None)

@@ -30,8 +30,7 @@ from everstep.protocol.ids import NodeId
 def leave(view: JobView) -> Decision | None:
     """Give up nodes of a RUNNING job over several calls, or return None while no node is due to leave.
 
-    All ranks stop at one step, the last step goes to S3 if time suffices, and a new generation starts without the
-    nodes.
+    All ranks stop at one step, it is stored in S3 if time suffices, and a new generation starts without the nodes.
     """
     record, plan, timeouts = view.record, view.plan, view.policy.timeouts
     leaving = moves.asked(record.moves)
@@ -72,7 +71,6 @@ def leave(view: JobView) -> Decision | None:
 
 
 def _ask_to_leave(view: JobView, leaving: tuple[Departure, ...], ready: list[NodeId]) -> Decision:
-    """Store the request that all ranks stop at one agreed step."""
     left = {move.node_id for move in leaving}
     known = tuple(replace(move, asked_at=view.now) if move.node_id in left else move for move in view.record.moves)
     message = departure(JobFact.TO_LEAVE_FOR if ready else JobFact.TO_LEAVE, leaving, tuple(ready[: len(leaving)]))
@@ -109,10 +107,7 @@ def _upload_wait(view: JobView, leaving: tuple[Departure, ...], stopped_at: floa
 
 
 def _with_partners(view: JobView, leaving: tuple[Departure, ...]) -> JobView:
-    """Record in the history of each unreachable remaining node that it and a departing node could not communicate.
-
-    If it later cannot reach another node either, its history identifies it as faulty.
-    """
+    """Record that a remaining and a departing node could not communicate, in case the remaining one is faulty."""
     lost = tuple(move for move in leaving if move.cause is Cause.NODE_UNREACHABLE)
     if not lost:
         return view

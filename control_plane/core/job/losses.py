@@ -20,9 +20,7 @@ EXPLAINED_LOSSES = (Cause.NODE_FAULT, Cause.INSTANCE_TERMINATED)
 
 
 def exclusions_with(view: JobView, record: JobRecord, fresh: tuple[NodeVerdict, ...]) -> tuple[Exclusion, ...]:
-    """Return the nodes that the job will not use again: those of `record`, and `fresh` ones that the fleet still
-    assigns.
-    """
+    """Return the nodes that the job will not use again: those of `record`, and the assigned ones of `fresh`."""
     added = [
         Exclusion(
             node_id=verdict.node_id,
@@ -76,10 +74,7 @@ def with_group_loss(incident: IncidentRecord, plan: GenerationPlan) -> IncidentR
 
 
 def with_implications(view: JobView, found: tuple[Fault, ...], incident: IncidentRecord) -> JobView:
-    """Add each fault to the fault history of the node that was involved in it, or count it against the job.
-
-    The job gives up a node whose history makes it a lemon in the current recovery.
-    """
+    """Add each fault to a node's fault history, or count it against the job. The job gives up new lemons."""
     view, found = _with_own_loss(view, found)
     lines = [replace(fault.implicates, incident_id=incident.id) for fault in found if fault.implicates is not None]
     view = replace(view, implications=(*view.implications, *lines))

@@ -116,8 +116,7 @@ def _consent(view: JobView, choice: RepeatedWork) -> AwaitsConsent:
 def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
     """Pause a job that waits for a missing node, if a pause was requested, and release the nodes that it has.
 
-    If the release would lose a committed step, the job first waits for `blind_wait_seconds`. It keeps its nodes if the
-    release would repeat much training (`core.repeats`).
+    If the release would lose a committed step, the job first waits for `blind_wait_seconds`.
     """
     record = view.record
     if record.pause_requested_at is None or not roll.vacancy_count or roll.late or record.exclusions:
@@ -134,7 +133,6 @@ def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
 
 
 def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
-    """Make and store the plan, and complete the incident with it."""
     script = view.spec.script
     if script.arguments or script.module or script.kept_files:
         earlier, unknown = agents_before(view, filter(None, roll.places), ARGUMENTS_SINCE_MINOR)

@@ -115,7 +115,7 @@ def with_progress(view: JobView) -> JobView:
 
 
 def kept_options(reports: Iterable[MemberReport]) -> tuple[KeptOption, ...]:
-    """Return the options that the restored step replaced, as the lowest rank that reports any reports them."""
+    """Return the options that the restored step replaced, as the lowest reporting rank names them."""
     ranks = sorted((each for report in reports for each in report.ranks), key=attrgetter("rank"))
     return next((each.kept_options for each in ranks if each.kept_options), ())
 

@@ -121,11 +121,7 @@ def trains(view: JobView) -> JobNote:
 
 
 def give_back(view: JobView) -> Decision | None:
-    """Decide to return nodes to the fleet after an agreed stop, or return None if the job keeps its nodes for now.
-
-    The first job of the queue needs the nodes, or a user lowered MaxNodeCount. `core.job.leaving.leave` carries this
-    out.
-    """
+    """Decide to return nodes to the fleet after an agreed stop, or return None if the job keeps its nodes for now."""
     record, seen = view.record, view.seen
     count = record.member_count - elastic.kept_count(view.spec, record, seen.keep_count)
     if count <= 0 or moves.asked(record.moves) or has_asked_to_grow(record) or seen.is_fleet_blind:
@@ -191,10 +187,7 @@ def with_growth(view: JobView) -> JobView:
 
 
 def grow(view: JobView) -> Decision | None:
-    """Decide how a job continues on more nodes after an agreed stop, or return None while no growth is due.
-
-    Further calls repeat the request to stop until the ranks have stopped.
-    """
+    """Decide how a job continues on more nodes after an agreed stop, or return None while no growth is due."""
     record, growth = view.record, view.record.growth
     if growth is None:
         return None

@@ -94,8 +94,7 @@ def with_promise_deadlines(view: JobView) -> JobView:
 def with_faulty(view: JobView) -> JobView:
     """Record the members whose agents report a fault of their own node during a recovery.
 
-    The job keeps such a member once if it needs its shards. A fault that is still there in the next generation is a
-    loss.
+    The job keeps such a member once if it needs its shards. A fault in the next generation is then a loss.
     """
     record, verdicts = view.record, dict(view.verdicts)
     tried = record.incident.kept_instance_ids if record.incident is not None else ()
@@ -181,8 +180,7 @@ def without_unreachable(view: JobView) -> JobView:
 def without_suspects(view: JobView) -> JobView:
     """Exclude the nodes that alone fail to load some state, so that another node reads it (`core.witnesses`).
 
-    A node leaves at its first wrong content if a spare can take over, and after two failed loads otherwise. If the job
-    needs the node's memory, it skips the state instead.
+    If the job needs such a node's memory, it skips the state after two failed loads instead.
     """
     roll = launch.call_roll(view.spec, view.seen, view.record, view.policy)
     if roll.late or roll.unreachable:

@@ -17,7 +17,7 @@ def restorable_step(view: JobView, record: JobRecord, roll: launch.Roll) -> Step
 
 
 def restorable_step_without(view: JobView, node_id: NodeId | None) -> Step:
-    """Return the newest step that every rank can restore if the job gives up `node_id`, or no node if it is None."""
+    """Return the newest step that every rank can restore without `node_id`."""
     others = replace(
         view, seen=replace(view.seen, assigned=tuple(each for each in view.seen.assigned if each != node_id))
     )
@@ -31,10 +31,7 @@ def step_left_in_s3(view: JobView, roll: launch.Roll) -> tuple[Step, Step]:
 
 
 def step_to_keep(view: JobView, roll: launch.Roll) -> Step:
-    """Return the step that the job must still be able to restore after it gives up nodes.
-
-    Once all members have promised, this is at most the newest step that these members and S3 can restore.
-    """
+    """Return the step that must stay restorable, once all members have promised at most what they and S3 have."""
     floor = launch.floor_of(view.spec, view.seen, view.record)
     return floor if roll.late or roll.unreachable else min(floor, restorable_step(view, view.record, roll))
 

@@ -91,8 +91,7 @@ def _is_stored(view: JobView) -> bool:
 def await_store(view: JobView, roll: launch.Roll) -> Decision | None:
     """Keep a prepared job from its next attempt to load, or return None if the attempt is due.
 
-    If the patience ends, or a pause is requested, the job releases its nodes unless only their memory has committed
-    steps.
+    If the patience ends, the job releases its nodes unless only their memory has committed steps.
     """
     wait, record = view.record.store_wait, view.record
     if wait is None or view.now >= wait.next_attempt_at:

@@ -14,8 +14,7 @@ from everstep.protocol.agent_messages import MemberPhase
 
 
 def observe_only(view: JobView) -> Decision:
-    """Record progress and write manifests. The job's reason contains the faults that Everstep would otherwise handle.
-    """
+    """Record progress and write manifests. The job's reason contains the faults that Everstep does not handle."""
     actions: tuple[JobAction, ...] = ()
     if view.record.state in RUNNING_JOBS:
         view = with_progress(view)

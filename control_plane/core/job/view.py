@@ -1,8 +1,4 @@
-"""The input of one decision about a job, with values derived from it.
-
-One function per state of a job receives a `JobView`, and returns a decision with a changed copy of its `record`.
-Invariant: all functions are pure.
-"""
+"""The input of one decision about a job, and values derived from it. All functions are pure."""
 
 from __future__ import annotations
 
@@ -48,13 +44,11 @@ class JobView:
     record: JobRecord
     nodes: Mapping[NodeId, NodeObserved]
     reports: Mapping[NodeId, MemberReport]
-    """Agents' reports about the newest generation."""
+    """About the newest generation."""
     verdicts: Mapping[NodeId, NodeVerdict]
     """One verdict per node of the newest plan and per assigned node."""
     implications: tuple[Implication, ...] = ()
-    """Entries that the decision adds to nodes' fault histories."""
     events: tuple[EventDraft, ...] = ()
-    """Events that the decision stores, without the event of a state's change."""
 
     @property
     def plan(self) -> GenerationPlan:
@@ -84,8 +78,7 @@ class JobView:
 
 
 def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: JobRecord) -> JobView:
-    """Return the input of a decision about a job, with a verdict on each node. Exclusions of removed nodes disappear.
-    """
+    """Return the input of a decision about a job, with a verdict on each node."""
     planned = (
         [node.node_id for node in seen.plan.nodes] if seen.plan is not None and record.state in LAUNCHED_JOBS else []
     )
@@ -150,7 +143,7 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
 
 
 def gap_seconds(policy: Policy) -> float:
-    """Return the longest time, in seconds, between two decisions of a working control plane about the same job."""
+    """Return the longest time between two decisions of a working control plane about the same job."""
     return GAP_LEASES * policy.timeouts.lease_seconds
 
 
@@ -208,8 +201,7 @@ def halt(view: JobView, node_id: NodeId, generation: Generation, reason: str) ->
 
 
 def has_agreed_stop(view: JobView) -> bool:
-    """Return whether all ranks have stopped at one step because of a request. False if the script finished by itself.
-    """
+    """Return whether all ranks have stopped at one step because of a request, not by the script's own end."""
     status = next((report.round for report in view.reports.values() if report.round is not None), None)
     if status is not None and status.finished:
         return status.stopped
@@ -219,9 +211,7 @@ def has_agreed_stop(view: JobView) -> bool:
 def current_reports(
     nodes: Mapping[NodeId, NodeObserved], run: RunId, generation: Generation, plan: GenerationPlan | None = None
 ) -> dict[NodeId, MemberReport]:
-    """Return the members' reports about `generation`. With its plan, agents' claims about ranks of other nodes are
-    dropped.
-    """
+    """Return the members' reports about `generation`, without claims about ranks that its plan gives to other nodes."""
     is_planned = plan is not None and plan.generation == generation
     ranks = {node.node_id: frozenset(node.ranks) for node in plan.nodes} if plan is not None and is_planned else {}
     return {
@@ -242,9 +232,7 @@ def _about(report: MemberReport, ranks: frozenset[Rank]) -> MemberReport:
 
 
 def is_training_over(reports: Mapping[NodeId, MemberReport], world_size: int) -> bool:
-    """Return whether all ranks have finished the last step. Their processes may still run, for example to write
-    results.
-    """
+    """Return whether all ranks have finished the last step. Their processes may still write results."""
     return any(report.round is not None and report.round.finished for report in reports.values()) or have_all_succeeded(
         reports, world_size
     )

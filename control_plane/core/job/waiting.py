@@ -1,8 +1,4 @@
-"""Handles a job in state QUEUED or ALLOCATING: the job waits for its turn in the queue, then for all of its nodes.
-
-If the nodes do not arrive in time, an elastic job starts with fewer nodes. Any other job waits outside the queue for a
-while, or tries the next fleet of the user's list.
-"""
+"""Handles a job in state QUEUED or ALLOCATING: the job waits for its turn in the queue, then for all of its nodes."""
 
 from __future__ import annotations
 
@@ -95,7 +91,6 @@ def _lacks(view: JobView, missing: int, what: JobFact | None = None) -> JobNote:
 
 
 def _stand_aside(view: JobView, missing: int) -> Decision:
-    """Release the nodes of a job that still lacks nodes, so that the job delays no other jobs for a while."""
     attempts = view.record.gang_attempts + 1
     not_before = view.now + queue.stand_aside_seconds(attempts)
     aside = with_record(view, gang_attempts=attempts, not_before=not_before)

@@ -53,7 +53,7 @@ class DrillObserved:
     requested_at: float
     state: DrillState = DrillState.REQUESTED
     generation: Generation = NO_GENERATION
-    """The generation that ran when the control plane injected the fault. 0 before the injection."""
+    """The generation that ran when the control plane injected the fault, or 0."""
     struck_at: float | None = None
     incident_id: str = ""
     ended_at: float | None = None

@@ -1,7 +1,7 @@
 """Facts: the evidence of verdicts, departures and incidents, as values.
 
-Decisions compare types and fields. The fields `text` and `note` contain words of AWS, an agent or a person, which no
-code interprets. The database stores a fact as JSON, with its class under the key `kind`.
+No code interprets `text` and `note`, which contain words of AWS, an agent or a person. The database stores a fact as
+JSON with its class as `kind`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ class Faulty(Value, frozen=True):
     code: str
     text: str
     xid: int | None = None
-    """Number of NVIDIA's Xid error, or None."""
     device: str = ""
     """`gpu 3`, `eth0`. Empty if the fault concerns the whole node."""
     is_repeated: bool = False
@@ -58,7 +57,7 @@ class Faulty(Value, frozen=True):
 
     @property
     def gpu(self) -> str | None:
-        """The index of the faulty GPU. None if the device is not a GPU."""
+        """The index of the faulty GPU, or None."""
         kind, _, index = self.device.partition(" ")
         return index if kind == "gpu" else None
 
@@ -105,10 +104,9 @@ class Announced(Value, frozen=True):
 class NodeRequest(StrEnum):
     """A request for a node. A job that uses the node first gives it up at an agreed stop.
 
-    - DRAIN: the fleet holds the node.
+    - DRAIN, HOLD: the fleet holds the node, which works for a job (DRAIN) or not.
     - REPLACE: the fleet terminates the instance and launches another one.
     - REBOOT: EC2 reboots the node, and the node returns to service.
-    - HOLD: the fleet holds a node that works for no job.
     """
 
     DRAIN = "drain"
@@ -134,7 +132,6 @@ class SilenceProof(StrEnum):
     - PEERS: other nodes do not reach the node.
     - CHECK: a status check of EC2 fails. `AgentSilent.text` describes the check.
     - LIMIT: the silence exceeds `AgentSilent.limit_seconds`, and no step advanced.
-    - LAUNCH: the agent was silent during a launch.
     - COORDINATOR: the agent is the coordinator, and no step was committed.
     """
 
@@ -166,10 +163,7 @@ class OutOfView(Value, frozen=True):
 
 
 class Absence(StrEnum):
-    """The way in which a member failed to join the next generation in time.
-
-    LATE: its agent is connected. SILENT: its agent is silent. UNREACHABLE: and the job waited longer for its shards.
-    """
+    """The way in which a member failed to join. UNREACHABLE: silent, although the job waited longer for its shards."""
 
     LATE = "late"
     SILENT = "silent"
@@ -211,7 +205,6 @@ class RankEnded(Value, frozen=True):
     code: int
     """The exit code, or the negated signal number."""
     memory: MemoryEnd | None = None
-    """The evidence of exhausted memory, or None."""
 
 
 class RankLoadFailed(Value, frozen=True, tag="LoadFailed"):
@@ -229,12 +222,7 @@ class AloneFailedToLoad(Value, frozen=True):
 
 
 class ShardLoss(StrEnum):
-    """The way in which shards were lost.
-
-    - HOLDERS: every node that held a shard is lost.
-    - PARITY: two nodes of a parity group are lost.
-    - MEMORY: no remaining node holds a shard, because earlier losses were not repaired yet.
-    """
+    """The way in which shards were lost. MEMORY: earlier losses were not repaired before the next one."""
 
     HOLDERS = "holders"
     PARITY = "parity"
@@ -251,7 +239,6 @@ class ShardsLost(Value, frozen=True):
 class HangProof(StrEnum):
     """The way in which stacks prove that ranks cannot continue by themselves.
 
-    - STOPPED: a signal has stopped the ranks.
     - ASLEEP: no stack changed, and the ranks used neither CPU nor GPU.
     - LEFT_BEHIND: the ranks sleep while other ranks reached a later step.
     - UNCHANGED: no stack changed up to the last limit, although ranks use CPU or GPU.
@@ -282,9 +269,7 @@ class Standstill(Value, frozen=True):
     proof: HangProof | None = None
     proven: RanksOnNodes | None = None
     reached_step: Step | None = None
-    """Set for LEFT_BEHIND."""
     last_limit_seconds: float | None = None
-    """Set for UNCHANGED."""
 
 
 class Oddity(StrEnum):
@@ -338,10 +323,9 @@ class Returned(Value, frozen=True):
 
     node_id: NodeId
     to: str = ""
-    """The job that needs the node. Empty if MaxNodeCount requires the return."""
+    """Empty if MaxNodeCount requires the return."""
     max_node_count: int = 0
     besides: Fact | None = None
-    """The earlier reason to give the node up, or None."""
 
 
 class NotStopped(Value, frozen=True):

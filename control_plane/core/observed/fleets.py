@@ -30,8 +30,7 @@ class FleetSpec:
     """The probability that a spare is free when a node fails. It replaces `spare_count` if set."""
     is_deleting: bool = False
     is_blindness_lifted: bool = False
-    """Whether a person confirmed that silent nodes are lost although most agents are silent, until most report again.
-    """
+    """Whether a person confirmed that silent nodes are lost although most agents are silent."""
     holds_failed_instances: bool = False
     """Whether the fleet keeps failed instances for inspection, as far as the group's MaxSize has room."""
     max_replacements_per_hour: int = DEFAULT_REPLACEMENTS_PER_HOUR
@@ -43,15 +42,14 @@ Vacancies: TypeAlias = tuple[tuple[float, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetHistory:
-    """Failures and replacements of a fleet's nodes so far, from which `core.spares` computes the number of spares."""
+    """Failures and replacements of a fleet's nodes, from which `core.spares` computes the number of spares."""
 
     node_seconds: float = 0.0
     """Working time for jobs, summed over nodes."""
     lost_node_count: int = 0
-    """Nodes that failed or that AWS reclaimed during `node_seconds`."""
     replacement_count: int = 0
     replacement_seconds: float = 0.0
-    """Total time from the lack of an instance, through the wait for capacity, to the connection of its agent."""
+    """From the lack of an instance to the connection of its agent, summed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +69,7 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupObserved:
-    """The Auto Scaling group of a fleet, as AWS reports it."""
+    """The Auto Scaling group of a fleet, as AWS reports it. Times are Unix seconds."""
 
     desired_count: int
     min_size: int
@@ -80,17 +78,16 @@ class GroupObserved:
     termination_hooks: tuple[str, ...]
     drift: tuple[str, ...]
     launch_failure: str = ""
-    """AWS's reason for the newest failed launch. Empty if a later launch succeeded."""
+    """Empty if a later launch succeeded."""
     is_short: bool = False
-    """Whether the newest launch failed because AWS has too few instances of the type."""
+    """Whether AWS had too few instances of the type."""
     hook_seconds: float = 60.0
     """Timeout of the lifecycle hooks that hold terminating instances."""
     failed_at: float | None = None
-    """Unix seconds of the newest failed launch. None while launches succeed."""
+    """None while launches succeed."""
     failing_since: float | None = None
-    """Unix seconds of the first failed launch since the last success. Set together with `failed_at`."""
+    """The first failed launch since the last success. Set together with `failed_at`."""
     launch_suspension: str | None = None
-    """AWS's reason for the suspension of the Launch process, or None."""
     is_suspension_administrative: bool = False
     """Whether AWS suspended the launches by itself, after a long period of failures."""
     zone: str = ""
@@ -116,7 +113,6 @@ class LaunchRecord:
     """The call's idempotency key. The ClientToken is its digest."""
     count: int
     desired_count: int
-    """Desired capacity of the group after the call."""
     since: float
     """Unix seconds of AWS's answer, or of the first attempt while `is_open`."""
     is_open: bool = False
@@ -128,10 +124,10 @@ class LaunchRecord:
 class Hold(StrEnum):
     """The reason for which a fleet holds a node, that is, neither uses nor terminates it.
 
-    - UNREACHABLE: the node's agent is silent. The hold ends when the agent reports again and no job uses the node.
-    - DISTRUSTED: the node is probably faulty, but no evidence permits its termination. A person ends the hold.
-    - INSPECTION: the node failed, and its fleet keeps failed instances. A person ends the hold.
-    - PERSON: a person wants to keep the node. A person ends the hold.
+    - UNREACHABLE: the node's agent is silent. Only this hold ends without a person, when the agent reports again.
+    - DISTRUSTED: the node is probably faulty, but no evidence permits its termination.
+    - INSPECTION: the node failed, and its fleet keeps failed instances.
+    - PERSON: a person wants to keep the node.
     """
 
     UNREACHABLE = "unreachable"
@@ -149,7 +145,7 @@ class HoldRelease(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """A node's row in the database, as decisions about its fleet read and change it."""
+    """A node's row in the database, as decisions about its fleet read and change it. Times are Unix seconds."""
 
     node_id: NodeId
     state: NodeState
@@ -157,28 +153,24 @@ class NodeRecord:
     reason: Reason
     created_at: float
     wanted_at: float | None = None
-    """Unix time since which the group lacked this instance. None if the fleet loop did not observe the lack."""
+    """Time since which the group lacked this instance. None if the fleet loop did not observe the lack."""
     since: float = 0.0
-    """Unix seconds of the current state's start."""
+    """Start of the current state."""
     hold: Hold | None = None
     """Set only in state HELD."""
     replaced_at: float | None = None
-    """Unix seconds of the request for a replacement, or None."""
+    """Time of the request for a replacement."""
     release: HoldRelease | None = None
-    """A person's decision about a held node, or None."""
     request: Requested | None = None
-    """Pending request for this node, by a person or a roll, or None."""
     connected_at: float | None = None
-    """Unix seconds of the agent's last connection."""
     evidence_at: float | None = None
-    """Unix seconds at which the node's logs were in S3, or None."""
+    """Time at which the node's logs were in S3."""
     burn_in: BurnIn | None = None
-    """None before the first order to test the node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetJob:
-    """A job that has not ended, with the facts that decisions about its fleet use."""
+    """A job that has not ended, with the facts that decisions about its fleet use. Times are Unix seconds."""
 
     job: JobName
     run: RunId
@@ -191,18 +183,18 @@ class FleetJob:
     most_node_count: int = 0
     """0 means `node_count`."""
     member_count: int = 0
-    """Number of nodes of the next generation if decided, else of the newest. 0 before the first."""
+    """Of the next generation if decided, else of the newest. 0 before the first."""
     smaller_from: float | None = None
-    """Unix time from which a waiting job starts with `least_node_count` nodes, or None."""
+    """Time from which a waiting job starts with `least_node_count` nodes."""
     exclusions: tuple[Exclusion, ...] = ()
     source: SourceArchive | None = None
     project: str = ""
     quota: int | None = None
-    """Limit for the nodes of this fleet that all jobs of the project hold together, or None."""
+    """Limit of this fleet's nodes for all jobs of the project together."""
     is_paused: bool = False
-    """Whether a person paused the job. A queued job then gets no nodes."""
+    """A queued job then gets no nodes."""
     is_taken_over: bool = False
-    """Whether a person has taken the job over. Only AWS can then remove its nodes, and the fleet assigns none."""
+    """Only AWS can then remove the job's nodes, and the fleet assigns none."""
     is_preemptible: bool = False
     """Whether a job of higher priority may make this job pause or continue on fewer nodes."""
     is_settled: bool = False
@@ -237,7 +229,6 @@ class FleetObserved:
     jobs: tuple[FleetJob, ...]
     history: FleetHistory = FleetHistory()
     vacancies: Vacancies = ()
-    """As the last decision about the fleet stored them."""
     replaced: tuple[float, ...] = ()
     """Unix times of requested replacements in at least the last hour, without ends by AWS and rolls."""
     failed_join_count: int = 0
@@ -245,8 +236,7 @@ class FleetObserved:
     rebooted: Mapping[NodeId, float] = field(default_factory=dict[NodeId, float])
     """Unix times at which EC2 accepted the reboot. A REBOOTING node without an entry still needs its request."""
     launch: LaunchRecord | None = None
-    """None before the first call."""
     roll: FleetRoll | None = None
-    """The newest roll, which may have ended, or None."""
+    """It may have ended."""
     roll_progress: RollProgress | None = None
-    """The progress of the newest roll, or of the one before if it has just been requested."""
+    """Of the newest roll, or of the one before if it has just been requested."""

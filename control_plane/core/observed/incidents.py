@@ -25,16 +25,13 @@ class FailureRecord:
     code: int
     at: float
     max_boundary: Step
-    """The newest step that any generation had finished before this failure."""
     last_lines: str = ""
     error: str | None = None
-    """The exception (class and message) at the end of `last_lines`, or None."""
+    """The exception (class and message) at the end of `last_lines`."""
     error_place: str | None = None
-    """The file and the line of the job's code in which the exception arose: `train.py:48`, or None."""
+    """The line of the job's code in which the exception arose: `train.py:48`."""
     rank: Rank | None = None
-    """None if no rank exited."""
     memory: MemoryEnd | None = None
-    """The evidence of exhausted memory, or None."""
     is_hang: bool = False
     is_node_loss: bool = False
     """Whether the job lost a node for a reason that neither AWS nor the node's own agent names."""
@@ -58,17 +55,17 @@ class Repeated(Value, frozen=True):
     failure: FailureRecord
     tried: tuple[Change, ...] = ()
     since: float | None = None
-    """Time of the first failure without a new step. None if all failures are identical."""
+    """None if all failures are identical."""
     alike_count: int = 0
     """Number of identical failures at the end. Set together with `since`."""
     lost: tuple[NodeId, ...] = ()
-    """The nodes that the job lost, one per launch. Empty after failures of another kind."""
+    """One per launch. Empty after failures of another kind."""
 
 
 class CheckpointWaitKind(StrEnum):
     """Whether a job that stopped to give up nodes waits for its checkpoint.
 
-    It waits for SOLE_HOLDER (only departing nodes hold the last step), NO_REPLACEMENT and IN_TIME, not for the others.
+    It waits only for SOLE_HOLDER (only departing nodes hold the last step), NO_REPLACEMENT and IN_TIME.
     """
 
     NO_STEP = "no_step"
@@ -88,9 +85,9 @@ class CheckpointWait(Value, frozen=True):
     why: CheckpointWaitKind
     step: Step | None = None
     remaining_seconds: float = 0.0
-    """Time from the stop until the end of the wait."""
+    """From the stop until the end of the wait."""
     upload_seconds: float | None = None
-    """Duration of the previous upload, or None."""
+    """Duration of the previous upload."""
 
     @property
     def is_awaited(self) -> bool:
@@ -142,10 +139,7 @@ class PausesWithoutNodes(Value, frozen=True):
 
 
 class StoreWaitStage(StrEnum):
-    """The stage of a job that waits for a store.
-
-    - LOADS: its nodes repeat their loads. RETRIES: it waits for the next attempt.
-    - PAUSES: it pauses, because a user asked. GIVES_UP: its patience is over, so it queues again later.
+    """The stage of a job that waits for a store. LOADS: its nodes repeat their loads. GIVES_UP: it queues again later.
     """
 
     LOADS = "loads"
@@ -162,7 +156,7 @@ class AwaitsStore(Value, frozen=True):
     until: float | None = None
     """Unix time until which the job keeps its nodes. None if only their memory has the newest step."""
     step: Step = NO_STEP
-    """The step that the job will restore, after GIVES_UP."""
+    """Set for GIVES_UP."""
 
 
 class GivesUp(Value, frozen=True):
@@ -194,9 +188,9 @@ class IncidentCourse:
     faulted_instance_ids: tuple[NodeId, ...] = ()
     """The nodes on which the failure occurred, whether or not the job gave them up."""
     node_count_before: int = 0
-    """Nodes of the ended generation. 0 until the next generation has a plan."""
+    """0 until the next generation has a plan."""
     node_count_after: int = 0
-    """Nodes of the newest generation of this recovery. 0 until it has a plan."""
+    """0 until the newest generation of this recovery has a plan."""
     replacement_instance_ids: tuple[NodeId, ...] = ()
     replaced_at: float | None = None
     restored_at: float | None = None
@@ -212,9 +206,8 @@ class IncidentRecord(IncidentCourse):
     generation_before: Generation
     reached_step: Step
     earliest_failure_at: float = 0.0
-    """Lower bound of `failed_at` in Unix seconds, so that the incidents of a job never overlap."""
+    """Lower bound of `failed_at`, so that the incidents of a job never overlap."""
     lost_node_count: int = 0
-    """Number of nodes in `instance_ids` that failed or that AWS reclaimed."""
     kept_instance_ids: tuple[NodeId, ...] = ()
     """Faulty nodes that the job kept for the next generation, because it needed their shards."""
     is_given_up: bool = False
@@ -222,6 +215,6 @@ class IncidentRecord(IncidentCourse):
     rank_sources: tuple[tuple[str, int], ...] = ()
     """The source of each rank's shard, run-length encoded: `(("local", 2), ("peer", 1))`. Empty until chosen."""
     node_microseconds_before: int = 0
-    """Working time of the job's nodes from its creation to the failure, summed over nodes."""
+    """From the job's creation to the failure, summed over nodes."""
     idle_node_microseconds: int = 0
-    """Idle time of the job's nodes during the incident, summed over nodes."""
+    """During the incident, summed over nodes."""

@@ -40,7 +40,7 @@ class Trial:
     kind: Literal["node", "state"]
     failure: FailureRecord
     node_id: NodeId | None = None
-    """The node whose ranks moved to another node. None if the job instead restored an older state."""
+    """None if the job instead restored an older state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +50,13 @@ class Exclusion:
     node_id: NodeId
     evidence: Fact | Tries
     may_terminate: bool
-    """Whether AWS's report, or a fault that the node's live agent reports, permits termination. Otherwise it is held.
-    """
+    """Whether AWS's report, or a fault that the node's live agent reports, permits termination."""
     remedy: Remedy | None = None
-    """None means REPLACE if the node may be terminated, else HOLD."""
+    """None: REPLACE if `may_terminate`, else HOLD."""
 
     @property
     def is_to(self) -> Remedy:
-        """The fleet's action for the node. REPLACE and REBOOT require `may_terminate`."""
+        """The fleet's action for the node."""
         if self.may_terminate:
             return self.remedy or Remedy.REPLACE
         if self.remedy is Remedy.RELEASE or self.remedy is Remedy.RETIRE:
@@ -74,7 +73,7 @@ class Impairment:
     since: float
     boundary: Step
     stepped_at: float
-    """Unix time of the last update of `boundary`, which follows training two steps at a time."""
+    """Time of the last update of `boundary`, which follows training two steps at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,15 +88,14 @@ class Departure:
     asked_at: float | None = None
     """Unix time of the decision to stop all ranks. The job cannot cancel this stop."""
     what: str = ""
-    """The code of the node's fault, for example `gpu_lost`, or empty."""
     is_kept: bool = False
     """Whether the job kept the node, because it would otherwise have lost a committed step."""
     has_left: bool = False
-    """Whether the fleet has removed the node. If the node returns after a reboot, the departure no longer applies."""
+    """If the node returns after a reboot, the departure no longer applies."""
     is_history: bool = False
     """Whether the node leaves only because its history makes it a lemon, in the recovery from the newest incident."""
     ends_at: float | None = None
-    """Unix time at which AWS may end the instance, or None."""
+    """Unix time at which AWS may end the instance."""
 
     @property
     def is_announced(self) -> bool:
@@ -105,12 +103,10 @@ class Departure:
 
     @property
     def is_returned(self) -> bool:
-        """Whether the job returns the node to its fleet and continues without a replacement."""
         return self.cause is Cause.RETURNED
 
     @property
     def is_faulty(self) -> bool:
-        """Whether the node's agent reports a fault of the node now."""
         return self.cause is Cause.NODE_FAULT and self.may_terminate and not self.is_history
 
 
@@ -133,7 +129,7 @@ class Growth:
     since: float
     """Unix seconds since which all nodes have been ready."""
     asked_at: float | None = None
-    """Unix time of the decision to stop all ranks. The job cannot cancel this stop."""
+    """The job cannot cancel the stop after this Unix time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,16 +143,15 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspicion:
-    """A suspected hang: a rank has made no progress for longer than the first limit of `core.hangs`."""
+    """A rank has made no progress for longer than the first limit of `core.hangs`. Times are Unix seconds."""
 
     since: float
-    """Unix time of the last progress of the slowest rank."""
+    """Last progress of the slowest rank."""
     began_at: float
-    """Unix time at which a rank exceeded the first limit."""
+    """Time at which a rank exceeded the first limit."""
     number: int
     """The number of the newest request for stacks."""
     asked_at: float
-    """Unix time of the first request `number`."""
     is_answered: bool = False
     limit_seconds: float = 0.0
     """Time without progress after which stacks can prove a hang. 0 in records that an older server wrote."""
@@ -167,13 +162,11 @@ class FailedLaunches:
     """The launches of a fleet's instances that have failed since the last successful launch."""
 
     message: str
-    """AWS's message about the newest failed launch."""
     failed_count: int
     """Everstep's own failed attempts, at least 1, without retries by Auto Scaling."""
     is_shortage: bool = False
-    """Whether AWS has too few instances of the type."""
     next_attempt_at: float
-    """Unix time of Everstep's next attempt. A time in the past means that the attempt is due."""
+    """A Unix time in the past means that the attempt is due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +185,7 @@ class AwaitedCommit:
     kept: Step
     step: Step
     passed_at: float | None = None
-    """Unix time at which training had first finished `step`, or None."""
+    """Unix time at which training had first finished `step`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,90 +204,82 @@ MAX_NAMED_OUTPUTS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memo:
-    """The part of a job's record that the database stores in one JSON column.
+    """The part of a job's record that the database stores in one JSON column. Times are Unix seconds.
 
     A new field needs a default value for records that an earlier version of the server stored.
     """
 
     state_since: float
-    """Unix seconds."""
     reason: JobReason = ""
     """Records of an earlier version have only the sentence."""
     boundary_at: float | None = None
-    """Unix time at which the first rank finished step `boundary`, by its report, or None."""
+    """Time at which the first rank finished step `boundary`, by its report."""
     stepped_at: float | None = None
-    """Unix time of the newest generation's first new step, by the rank's clock, or None."""
+    """Time of the newest generation's first new step, by the rank's clock."""
     progress_at: float = 0.0
     asked: tuple[tuple[NodeId, float], ...] = ()
-    """Members that have not promised to join the issued generation, each with the Unix time of the first request."""
+    """Members that have not promised to join the issued generation, each with the time of the first request."""
     exclusions: tuple[Exclusion, ...] = ()
     silences: tuple[AgentSilence, ...] = ()
     refused: tuple[RefusedSource, ...] = ()
     """Copies of shards that plans skip by a decision of the job. Plans also skip those in which two nodes agree."""
     failed_reads: tuple[FailedRead, ...] = ()
-    """The loads that failed because of their sources, since the last commit (`core.witnesses`)."""
+    """Since the last commit (`core.witnesses`)."""
     impairments: tuple[Impairment, ...] = ()
     moves: tuple[Departure, ...] = ()
     moves_after: float = 0.0
-    """Unix time before which the job, which kept a node for a committed step, plans no departure without a notice."""
+    """The job, which kept a node for a committed step, plans no departure without a notice before this time."""
     trials: tuple[Trial, ...] = ()
     stop_reason: StopReason | None = None
-    """The limit or the finding that stops the job. None if only a user can stop it. A text: an earlier version's."""
+    """None if only a user can stop the job. A text: an earlier version's."""
     checkpoints: CheckpointPace = field(default_factory=CheckpointPace)
-    """When the next checkpoint is due, as the coordinator reported last."""
     uploading: CheckpointUpload | None = None
-    """The newest running upload of a checkpoint, or None."""
     noticed: tuple[NodeId, ...] = ()
     """Members with a notice for which the control plane has already requested a checkpoint."""
     notice_wanted: Step = NO_STEP
-    """The lowest step of a checkpoint for AWS's newest notice, or `NO_STEP`."""
+    """The lowest step of a checkpoint for AWS's newest notice."""
     upload_seconds: float | None = None
-    """Seconds of the slowest shard of the newest checkpoint, or None."""
+    """Of the slowest shard of the newest checkpoint."""
     paused_microseconds_before_start: int = 0
-    """Time for which the job was paused before `started_at`."""
+    """Paused time before `started_at`."""
     node_count: int = 0
-    """Number of nodes that have worked for the job since `accounted_until`."""
+    """Nodes that have worked for the job since `accounted_until`."""
     member_count: int = 0
-    """Number of nodes of the newest plan. 0 before the first plan and after a pause."""
+    """Nodes of the newest plan. 0 before the first plan and after a pause."""
     missing_count: int = 0
-    """Number of nodes by which the newest plan is smaller than NodeCount."""
+    """Nodes by which the newest plan is smaller than NodeCount."""
     reduced_count: int = 0
-    """Number of nodes of the next generation if it will be smaller, else 0."""
+    """Nodes of the next generation if it will be smaller, else 0."""
     vacant_since: float | None = None
-    """Unix seconds since which a member is missing, or None. None while a person has paused the job."""
+    """Time since which a member is missing. None while a person has paused the job."""
     capacity_wait: CapacityWait | None = None
-    """None if the job lacks no node or no launch has failed."""
     store_wait: Blocked | None = None
-    """Why S3, IAM or KMS prevents the restore. None once the nodes have loaded."""
+    """None once the nodes have loaded."""
     growth: Growth | None = None
-    """Ready nodes by which the running job can grow, or None."""
     repeat: RepeatedWork | None = None
-    """The choice for which the job waits, or None."""
     gang_attempts: int = 0
     """Number of times in a row that the job gave up its wait for all of its nodes."""
     not_before: float | None = None
-    """Unix time until which the job stands aside: it neither holds nodes nor delays other jobs in the queue."""
+    """Until then, the job stands aside: it neither holds nodes nor delays other jobs in the queue."""
     no_pause_before: float | None = None
-    """Unix time before which no pause is requested, because the last pause failed."""
+    """Set because the last pause failed."""
     incident: IncidentRecord | None = None
-    """The job's open incident, or None."""
     last_incident_ended_at: float | None = None
-    """Unix time at which the job's last closed incident ended, or None."""
     awaited: AwaitedCommit | None = None
     commit_seconds: float = 0.0
-    """Seconds from the end of the newest committed step to its commit, as the control plane observed them."""
+    """From the end of the newest committed step to its commit, as the control plane observed them."""
     lapse: Lapse | None = None
     """Set while training goes on and the newest generation keeps no further step."""
     unstored: UnstoredOutputs | None = None
     """Of the newest generation with outputs that are not in S3."""
     final_checkpoint: Step | None = None
-    """Step of the newest checkpoint at the success of all ranks, `NO_STEP` without one. None before, and for checks."""
+    """At the success of all ranks; `NO_STEP` without a checkpoint. None before, and for checks."""
     pace: Pace = field(default_factory=Pace)
     suspicion: Suspicion | None = None
     left_alone: bool = False
     """Whether Everstep observes a fault that it must not handle, because it only observes the job."""
     unwatched: tuple[float, float] | None = None
-    """Start and end, in Unix seconds, of the last period in which no control plane worked on the job."""
+    """Start and end of the last period in which no control plane worked on the job."""
     spans: tuple[JobSpan, ...] = ()
     """What the job did lately, as far as a late report can still change it (`accounting`). Oldest first."""
     rehearsal: Rehearsals = field(default_factory=Rehearsals)
@@ -303,27 +288,26 @@ class Memo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord(Memo):
-    """The stored record of a job. `core.job.decide` receives this record and returns the changed record to store."""
+    """The stored record of a job. Times are Unix seconds."""
 
     state: JobState
     created_at: float
     stop_requested_at: float | None = None
     pause_requested_at: float | None = None
-    """Unix time at which a person paused the job. None otherwise, and once a person has resumed it."""
+    """None once a person has resumed the job."""
     checkpoint_wanted: Step = NO_STEP
-    """Lowest step of the checkpoint that a person has requested, or `NO_STEP`."""
+    """Lowest step of the checkpoint that a person has requested."""
     rehearsal_requested_at: float | None = None
-    """Unix time of a person's newest request for a rehearsal, or None."""
+    """A person's newest request."""
     accepted_step: Step = NO_STEP
-    """The oldest step from which a person lets the job continue (AcceptLoss), or `NO_STEP`."""
+    """The oldest step from which a person lets the job continue (AcceptLoss)."""
     accepted_after: Generation = NO_GENERATION
     """The generation after whose end the consent is valid (`RepeatedWork.after`)."""
     taken_over_by: str = ""
-    """The person who has taken the job over, or empty."""
     started_at: float | None = None
     ended_at: float | None = None
     generation: Generation = NO_GENERATION
-    """Number of the newest generation with a plan. 0 before the first plan."""
+    """The newest generation with a plan. 0 before the first plan."""
     issued_generation: Generation = NO_GENERATION
     """The highest generation number that any agent can have received."""
     base_step: Step = FIRST_STEP
@@ -338,9 +322,9 @@ class JobRecord(Memo):
     committed_at: float | None = None
     failures: tuple[FailureRecord, ...] = ()
     microseconds: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Microseconds by bucket, up to `accounted_until`."""
+    """By bucket, up to `accounted_until`."""
     node_microseconds: int = 0
-    """Time that nodes have worked for the job, summed over nodes, up to `accounted_until`."""
+    """Working time, summed over nodes, up to `accounted_until`."""
     accounted_until: float | None = None
 
 
@@ -350,7 +334,7 @@ class JobObserved:
 
     record: JobRecord
     plan: GenerationPlan | None
-    """The plan of `record.generation`. None before the first plan."""
+    """Of `record.generation`."""
     lineage: tuple[GenerationRecord, ...]
     checkpoints: tuple[CheckpointRecord, ...]
     assigned: tuple[NodeId, ...]
@@ -358,35 +342,30 @@ class JobObserved:
     nodes: Mapping[NodeId, NodeObserved]
     """All nodes that are assigned or named in the plan, and possibly others of the fleet."""
     dropped_checkpoints: frozenset[tuple[Generation, Step]] = frozenset()
-    """Checkpoints that a person has deleted."""
     price_usd_per_hour: float | None = None
-    """The price of one node of the fleet, or None."""
     drill: DrillObserved | None = None
-    """The job's open drill, or None."""
     is_admitted: bool = False
     gives_way_to: str = ""
-    """The job of higher priority for which this job must release all of its nodes, or empty."""
+    """The job of higher priority for which this job must release all of its nodes."""
     keep_count: int | None = None
-    """Number of nodes that the first job of the queue leaves to this job, or None."""
+    """Number of nodes that the first job of the queue leaves to this job."""
     returns_to: str = ""
-    """The job for which this job returns nodes. Empty if `keep_count` is None."""
+    """The job that receives the nodes beyond `keep_count`."""
     queue_words: str = "waits in the queue"
     """Valid while the job waits in the queue."""
     newest_node_at: float | None = None
-    """Unix time at which the control plane first observed the fleet's newest instance, or None."""
+    """Unix time at which the control plane first observed the fleet's newest instance."""
     spare_count: int = 0
-    """Number of spares that can replace a node immediately."""
+    """Spares that can replace a node immediately."""
     listing: StoreListing | None = None
-    """The newest listing of the run in S3. None before the first one, and unless the job waits for consent."""
+    """None before the first listing, and unless the job waits for consent."""
     is_fleet_blind: bool = False
     """Whether most of the fleet is silent while AWS reports its instances running. Silence then proves nothing."""
     lack_reasons: tuple[Reason, ...] = ()
-    """Why the fleet has no nodes for the job. Empty if no launch fails."""
+    """Empty if no launch fails."""
     failed_launches: FailedLaunches | None = None
-    """Failed launches that Everstep retries. None while launches succeed, and if a person suspended them."""
+    """None while launches succeed, and if a person suspended them."""
     launch_failed_at: float | None = None
-    """Unix time of the fleet's newest failed launch. None while launches succeed."""
+    """Unix seconds. None while launches succeed."""
     open_fleets: frozenset[FleetName] = frozenset()
-    """The fleets of `JobSpec.fleets` that accept jobs now."""
     encrypts_peers: bool = False
-    """Whether agents of the next generation use TLS for the connections between its nodes (`core.encryption`)."""

@@ -13,7 +13,6 @@ from everstep.protocol.ids import NodeId
 class InstanceCondition(StrEnum):
     """The condition of an instance, as AWS reports it.
 
-    - PRESENT: the instance is pending or running.
     - ENDED: the instance is shutting down or terminated, or its group is terminating it.
     - ABSENT: two answers of EC2 in a row did not list the instance, which proves nothing by itself (`core.absence`).
     - UNKNOWN: the control plane has not polled AWS yet, or AWS did not answer.
@@ -26,15 +25,16 @@ class InstanceCondition(StrEnum):
 
 
 class Remedy(StrEnum):
-    """The action for a faulty or unwanted node, from the mildest to the most severe.
+    """The action for a faulty or unwanted node, from the mildest to the most severe. From RELEASE on, the job gives it
+    up.
 
     - NONE: the fault is only reported.
     - RESTART: the ranks restart on the same nodes.
-    - RELEASE: the job gives up the node, which may work for other jobs.
-    - HOLD: the job gives up the node, which waits until its agent reports again.
-    - RETIRE: the job gives up the node, which waits for a person, because no evidence permits its termination.
-    - REBOOT: the job gives up the node, and EC2 reboots it.
-    - REPLACE: the job gives up the node, and the fleet terminates and replaces it.
+    - RELEASE: the node may work for other jobs.
+    - HOLD: the node waits until its agent reports again.
+    - RETIRE: the node waits for a person, because no evidence permits its termination.
+    - REBOOT: EC2 reboots the node.
+    - REPLACE: the fleet terminates and replaces the node.
     - LET_GO: like REPLACE, for a node whose end AWS announced, without inspection and with an earlier replacement.
     """
 
@@ -52,7 +52,6 @@ class Cause(StrEnum):
     """The cause of an incident, from the mildest to the most severe. Of several causes, the most severe counts.
 
     The causes up to DRILL are no failures. SHRUNK replaces the cause of a failure if the job continues on fewer nodes.
-    PAUSE_FAILED: the ranks did not stop in time for a pause, or the last step did not become a checkpoint.
     """
 
     NOTICE = "notice"
@@ -83,8 +82,7 @@ class Cause(StrEnum):
 
     @property
     def takes_nodes(self) -> bool:
-        """Whether a lost node counts towards the number of spares. A person's request does not predict further losses.
-        """
+        """Whether a lost node counts for the spares. A person's request does not predict further losses."""
         return self.is_failure or self is Cause.NOTICE
 
 
@@ -116,18 +114,17 @@ class Notice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BurnIn:
-    """The newest order to test a node, and the newest result."""
+    """The newest order to test a node, and the newest result. Times are Unix seconds."""
 
     number: int
     level: int
     ordered_at: float
-    """Unix seconds."""
     repeat_count: int = 0
-    """How many earlier results in a row were slow."""
+    """Earlier slow results in a row."""
     result: BurnInResult | None = None
     """None while the node is untested. While a further test is pending, the result of an earlier order."""
     ended_at: float = 0.0
-    """Unix time at which the result arrived."""
+    """Arrival of the result."""
 
     @property
     def is_pending(self) -> bool:
@@ -141,34 +138,31 @@ class NodeObserved:
     node_id: NodeId
     instance: InstanceCondition = InstanceCondition.UNKNOWN
     ended: InstanceEnded | None = None
-    """AWS's report that the instance ended or that EC2's answers omit it, or None."""
     complaint: str = ""
-    """Words about an EC2 status check that fails, which can happen on healthy instances, or empty."""
+    """A failing EC2 status check, which can happen on healthy instances, or empty."""
     is_connected: bool = False
     silent_seconds: float = 0.0
     """Without the grace period after the start of this control plane."""
     heard_at: float | None = None
-    """Unix time of the agent's last message to this control plane, or None."""
+    """Unix time of the agent's last message to this control plane."""
     address: str = ""
     peer_port: int = 0
     protocol_minor: int | None = None
-    """`Hello.protocol_minor`. None if no agent is connected."""
     has_reported: bool = False
     """Whether the connected agent has sent this control plane a report."""
     is_warm: bool = False
     """Whether the node can start a rank without importing the rank's modules first."""
     sources: frozenset[str] = frozenset()
-    """SHA-256 of the source archives that the node holds."""
+    """SHA-256 of each held archive."""
     member: MemberReport | None = None
-    """The agent's newest report about the node's job. None without a job or a report."""
+    """The agent's newest report about the node's job."""
     faults: tuple[NodeFault, ...] = ()
-    """Faults of the node's hardware or system."""
     burn_in: BurnInResult | None = None
     history: tuple[Implication, ...] = ()
-    """Incidents that involved the node since a person last returned it to service, oldest first."""
+    """Since a person last returned the node to service, oldest first."""
     request: Requested | None = None
-    """A person's pending request, which the fleet fulfils after the job has given the node up, or None."""
+    """Fulfilled after the job has given the node up."""
     domain: str | None = None
-    """The failure domain: the network node in EC2 to which the instance is attached, or None."""
+    """The network node in EC2 to which the instance is attached."""
     notices: tuple[Notice, ...] = ()
     """At most one per kind."""

@@ -40,7 +40,6 @@ JobFact = StrEnum(
     KEEPS_STEPS_AGAIN
     """,
 )
-"""A fact about a job or its nodes, with the fields of `JobNote`."""
 
 
 class RehearsalEnded(Value, frozen=True):
@@ -76,7 +75,6 @@ class JobNote(Value, frozen=True):
     because: tuple[Fact, ...] = ()
     lack_reasons: tuple[Reason, ...] = ()
     stop: JobNote | RehearsalEnded | str | None = None
-    """A text: as an earlier version stored it."""
 
 
 StopReason: TypeAlias = JobNote | RehearsalEnded | str
@@ -88,7 +86,6 @@ class Starting(Value, frozen=True):
 
     phase: str
     node_ids: tuple[NodeId, ...]
-    """The first few of the nodes."""
     other_count: int = 0
     seconds: int = 0
 
@@ -100,7 +97,7 @@ class Unclear(Value, frozen=True):
     """None if the ranks start."""
     silent: tuple[NodeId, ...] = ()
     because: tuple[Fact, ...] = ()
-    """What is known about the nodes if no node is silent."""
+    """Set if no node is silent."""
 
 
 class Observes(Value, frozen=True):
@@ -127,16 +124,14 @@ class Waits(Value, frozen=True):
 
     missing_count: int = 0
     lack_reasons: tuple[Reason, ...] = ()
-    """Empty if no launch fails."""
     late: tuple[NodeId, ...] = ()
-    """Members that have not promised to join."""
     unreachable: tuple[NodeId, ...] = ()
     """Members that may still hold shards of the committed step."""
     consent: AwaitsConsent | None = None
     smaller: JobNote | None = None
     """The number of nodes on which the job would continue, or which it needs."""
     stop: StopReason | None = None
-    """A requested stop, which waits until the job trains."""
+    """Waits until the job trains."""
 
 
 class AwaitsFirstStep(Value, frozen=True):
@@ -242,7 +237,6 @@ class OutputsLost(Value, frozen=True):
     """Output files of ranks are not in S3."""
 
     outputs: tuple[OutputFailure, ...]
-    """The first few files."""
     other_count: int = 0
 
 

@@ -25,7 +25,6 @@ class RehearsalOutcome:
 
     verdict: RehearsalVerdict
     step: Step
-    """The step from which the ranks repeated steps."""
     steps: int
     seconds: float
     """The longest time for which a rank did not train."""
@@ -35,9 +34,7 @@ class RehearsalOutcome:
     """The rank with the first difference or lost value, or the first that could not rehearse, or None."""
     difference: ReplayDifference | None = None
     unanswered: NoResult | None = None
-    """None if a rank has reported the result."""
     node_id: NodeId | None = None
-    """The node whose agent has the earlier release."""
     message: str = ""
     """The rank's words. No code interprets them."""
     advice: str = ""
@@ -60,25 +57,23 @@ class Rehearsals:
     number: int = 0
     """Counts the job's orders from 1."""
     generation: Generation = NO_GENERATION
-    """The generation that received the newest order."""
     is_open: bool = False
-    """Whether the newest order can still have a result."""
     after: Step = NO_STEP
-    """The newest step from which a rank had rehearsed before the newest order. Later steps belong to the order."""
+    """The newest step from which a rank had rehearsed before the newest order."""
     served_at: float | None = None
     """`JobRecord.rehearsal_requested_at` of the newest request that an order serves, or None."""
     over_since: float | None = None
-    """Unix time since which the coordinator reports the order's end while ranks' reports are missing, or None."""
+    """Unix time since which the coordinator reports the order's end while ranks' reports are missing."""
     unanswered_count: int = 0
-    """Number of orders in a row that ended without a result."""
+    """Orders in a row that ended without a result."""
     automatic_count: int = 0
     """Number of rehearsals that no person has requested. A repeated order counts once."""
     revision: int = 0
-    """The highest `RankStatus.resume_revision` that any rank of the generation `revision_of` has reported."""
+    """The highest `RankStatus.resume_revision` of the generation `revision_of`."""
     revision_of: Generation = NO_GENERATION
     is_outdated: bool = False
     """Whether a rank has reported a higher revision since the newest order."""
     is_under_way: bool = False
     ended_at: float | None = None
-    """Unix time at which the ranks last stopped repeating steps, or None."""
+    """Unix time at which the ranks last stopped repeating steps."""
     result: RehearsalOutcome | None = None

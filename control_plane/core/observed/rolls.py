@@ -11,7 +11,7 @@ from everstep.protocol.ids import NodeId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetRoll:
-    """A person's request to replace or reboot all nodes of a fleet. Only the API writes it."""
+    """A person's request to replace or reboot all nodes of a fleet, at a Unix time. Only the API writes it."""
 
     roll_id: str
     node_ids: tuple[NodeId, ...]
@@ -21,9 +21,7 @@ class FleetRoll:
     reboots: bool
     requested_by: str
     reason: str
-    """The person's reason. May be empty."""
     started_at: float
-    """Unix seconds."""
     is_paused: bool = False
     """The roll then begins with no further node."""
     is_stopped: bool = False
@@ -35,12 +33,11 @@ class RollProgress:
 
     roll_id: str
     requested: tuple[NodeId, ...] = ()
-    """In the order of the requests."""
     finished: tuple[NodeId, ...] = ()
     """In the order of `FleetRoll.node_ids`, with skipped nodes: ended, held, or with a cancelled request."""
     reason: Reason = NOTHING
     ended_at: float | None = None
-    """Unix seconds at which the roll was complete or stopped, or None."""
+    """Unix seconds."""
 
     @property
     def current(self) -> tuple[NodeId, ...]:
@@ -49,11 +46,7 @@ class RollProgress:
 
 
 class RollStatus(StrEnum):
-    """Status of a roll, as the API shows it.
-
-    - PAUSED: a person has paused the roll. Nodes that it has begun still finish.
-    - STOPPED: a person stopped the roll or deleted the fleet before all nodes were finished.
-    """
+    """Status of a roll. PAUSED: begun nodes still finish. STOPPED: a person stopped the roll or deleted the fleet."""
 
     IN_PROGRESS = "InProgress"
     PAUSED = "Paused"

@@ -9,7 +9,6 @@ from everstep.protocol.ids import FleetName, JobName, RunId
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, ObjectReference, ScriptPlan, Timeouts
 
 DEFAULT_REPLACEMENTS_PER_HOUR = 20
-"""Default of a fleet's hourly limit for nodes that Everstep itself replaces."""
 
 DEFAULT_PATIENCE_SECONDS = 60
 """A spare joins in less time. A new instance usually needs more time."""
@@ -48,9 +47,7 @@ class OnTotalLoss(StrEnum):
 
 
 class RehearsalMode(StrEnum):
-    """The condition on which a job rehearses its own resume. AUTO: once, if it costs little time. ON: once, at any
-    cost.
-    """
+    """The condition on which a job rehearses its own resume. AUTO: once, if it costs little time. ON: once, anyway."""
 
     AUTO = "Auto"
     ON = "On"
@@ -79,23 +76,23 @@ class JobSettings:
     checkpoint_interval_seconds: int | None = None
     """None disables this trigger."""
     checkpoint_max_overhead: float | None = None
-    """Share of training time that checkpoints may cost, which determines the interval, or None."""
+    """Share of training time that checkpoints may cost, which determines the interval."""
     checkpoint_max_bytes_per_second: int | None = None
-    """Limit of a node's mean upload rate with an automatic interval, or None."""
+    """Limit of a node's mean upload rate with an automatic interval."""
     checkpoint_on_notice: bool = True
     """Whether the job makes a checkpoint when AWS announces the end of a node that no other node can replace."""
     third_slot: bool = False
     checkpoint_max_uploads: int = 1
-    """Maximum number of checkpoints that nodes upload at once. Each upload occupies one memory slot per shard."""
+    """Each upload occupies one memory slot per shard."""
     store_patience_seconds: int = DEFAULT_STORE_PATIENCE_SECONDS
     """Time for which the job keeps its nodes while S3, IAM or KMS prevents a restore."""
     max_runtime_seconds: int | None = None
     max_pending_seconds: int | None = None
     max_cost_usd: float | None = None
     max_attempts: int = 3
-    """Number of equal failures at one step after which the job changes the node or the state, or fails."""
+    """Equal failures at one step after which the job changes the node or the state, or fails."""
     max_repeated_minutes: int = DEFAULT_REPEATED_MINUTES
-    """Longest training time that the job repeats without a person's consent."""
+    """Training time that the job repeats without a person's consent."""
     on_total_loss: OnTotalLoss = OnTotalLoss.WAIT
     min_node_count: int | None = None
     """None means `node_count`."""
@@ -106,7 +103,6 @@ class JobSettings:
     rehearsal_mode: RehearsalMode = RehearsalMode.AUTO
     rehearsal_on_difference: OnDifference = OnDifference.CONTINUE
     rehearsal_at_step: int = DEFAULT_REHEARSAL_STEP
-    """The first step that must be committed before the job rehearses."""
     rehearsal_steps: int = DEFAULT_REHEARSED_STEPS
 
     @property
@@ -136,6 +132,6 @@ class JobSpec(JobSettings):
     checkpoint_prefix: ObjectReference
     priority: int = 0
     initial_checkpoint: str = ""
-    """The other job's checkpoint from which the job starts, as generation 0 of its lineage, or empty."""
+    """The other job's checkpoint from which the job starts, or empty."""
     fleets: tuple[FleetName, ...] = ()
-    """Fleets in which the job may start, in the user's order, including `fleet`. Empty: only `fleet`."""
+    """In the user's order, including `fleet`. Empty: only `fleet`."""

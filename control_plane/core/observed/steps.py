@@ -63,13 +63,13 @@ class CheckpointRecord:
     bucket: str
     shards: tuple[ManifestShard, ...]
     completed_at: float = 0.0
-    """Unix time at which the control plane wrote the checkpoint's manifest. 0 if unknown."""
+    """Unix seconds of the manifest, or 0 if unknown."""
     is_wrong: bool = False
     """Whether a verification or a restore found damage. No restore uses a damaged checkpoint."""
     verified_at: float | None = None
-    """Unix time of the last verification, or None."""
+    """Unix seconds of the last verification."""
     verify_requested_at: float | None = None
-    """Unix time of the open request for a verification, or None."""
+    """Unix seconds of the open request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +79,9 @@ class CheckpointUpload:
     generation: Generation
     step: Step
     stored_bytes: int
-    """Bytes in S3 of finished and running uploads of shards."""
+    """Of finished and running uploads."""
     total_bytes: int
-    """Bytes of all shards whose upload has begun."""
+    """Of all shards whose upload has begun."""
     slowest: RunningUpload
     """The running upload of which S3 has stored the smallest fraction."""
 
@@ -113,7 +113,7 @@ class FailedRead:
     reader: NodeId
     generation: Generation
     at: float
-    """Unix time of the report's arrival."""
+    """Unix seconds of the report's arrival."""
     source: RefusedSource
     is_mismatch: bool
     """True if the content was wrong. False if the source was unreachable."""
@@ -134,16 +134,11 @@ class Lapse:
     node_id: NodeId | None = None
     rank: Rank | None = None
     detail: str = ""
-    """The words of the rank or its agent, for people. No code reads them."""
+    """For people. No code reads it."""
 
 
 class HolderState(StrEnum):
-    """The reason why a node of the last generation cannot provide the newest committed step.
-
-    - SILENT: its agent is silent, so its memory may still hold the step.
-    - LEFT: the job gave the node up.
-    - EMPTY: the node works for the job and does not hold the whole step.
-    """
+    """Why a node of the last generation cannot provide the newest committed step. EMPTY: it lacks part of the step."""
 
     ENDED = "Ended"
     SILENT = "Silent"
@@ -183,11 +178,9 @@ class RepeatedWork:
     """Unix time since which the job waits for this choice."""
     holders: tuple[LostHolder, ...] = ()
     wrong_steps: tuple[Step, ...] = ()
-    """Newer checkpoints that are damaged."""
+    """Newer than `base_step`."""
     is_stored: bool = False
-    """Whether `base_step` is a checkpoint in S3."""
     listing: StoreListing | None = None
-    """None before the first listing."""
 
     @property
     def unknown_steps(self) -> tuple[Step, ...]:
@@ -197,8 +190,6 @@ class RepeatedWork:
 
     @property
     def is_total(self) -> bool:
-        """Whether AWS reports that every node has ended, and S3 was listed without a checkpoint, so that only step 0 is
-        left.
-        """
+        """Whether AWS reports that every node has ended, and S3 has no checkpoint, so that only step 0 is left."""
         have_ended = bool(self.holders) and all(each.state is HolderState.ENDED for each in self.holders)
         return self.base_step <= FIRST_STEP and have_ended and self.listing == StoreListing()
