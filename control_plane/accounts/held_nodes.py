@@ -12,11 +12,11 @@ from control_plane.core.remedies import hardware_fault
 
 
 class HoldDecision(StrEnum):
-    """The decision that Everstep recommends to a person about a held node.
+    """The decision that Everstep recommends to a person about a held node, a node that the fleet keeps out of use.
 
     - TERMINATE: the hardware of the node is faulty, or the node does not answer.
     - RELEASE: a person asked for the hold, and nothing speaks against the node.
-    - INSPECT: the stored facts do not decide.
+    - INSPECT: the stored facts do not decide. A person inspects the node, and then terminates or releases it.
     """
 
     TERMINATE = "Terminate"

@@ -31,9 +31,12 @@ _SAME_PASS_SECONDS = 1.0
 
 
 class IncidentOutcome(StrEnum):
-    """The end of an incident. Training has caught up when it reaches the newest step before the failure again.
+    """The end of an incident.
 
-    RECOVERED means that training has caught up. JOB_PAUSED means that the job returned to the queue before.
+    - OPEN: training has not caught up, that is, has not reached the newest step before the failure again.
+    - RECOVERED: training has caught up.
+    - JOB_PAUSED: the job returned to the queue before training had caught up.
+    - JOB_COMPLETED, JOB_FAILED, JOB_STOPPED: the job ended before training had caught up.
     """
 
     OPEN = "Open"
@@ -109,6 +112,7 @@ class Account(IncidentCourse):
 
     @property
     def failed_rank(self) -> int | None:
+        """The first rank whose end is part of the evidence, or None."""
         return next((each.rank for each in self.evidence if isinstance(each, RankEnded)), None)
 
     @property

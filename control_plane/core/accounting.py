@@ -168,8 +168,7 @@ def _span(record: JobRecord, start: int, into: Bucket) -> JobSpan:
 def _painted(
     record: JobRecord, start: float, end: float, into: Bucket, *, over: Collection[Bucket] = frozenset(Bucket)
 ) -> JobRecord:
-    """Return the record with the time from `start` to `end` (Unix seconds) in bucket `into`, as far as it is in `over`.
-    """
+    """Return the record with the time from `start` to `end` (Unix seconds) in bucket `into` instead of `over`."""
     until = microseconds(accounted_until(record))
     first, last = microseconds(start), min(microseconds(end), until)
     painted: list[JobSpan] = []

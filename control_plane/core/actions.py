@@ -212,6 +212,7 @@ class Decision:
 
     @property
     def reason(self) -> JobReason:
+        """The reason for the job's current state."""
         return self.record.reason
 
 

@@ -57,10 +57,7 @@ def nonce(key: bytes, random: bytes, now: float) -> str:
 
 
 def nonce_end(key: bytes, given: str, now: float) -> int | None:
-    """Return the Unix time at which a nonce expires. None if this server did not create it, or if it has expired.
-
-    The function does not detect that a nonce is used twice. The database does.
-    """
+    """Return the Unix time at which a nonce of this server expires, or None. Only the database detects a second use."""
     payload, _, seal = given.rpartition(".")
     if not hmac.compare_digest(seal.encode(), _seal(key, payload).encode()):
         return None

@@ -35,6 +35,7 @@ class Breakdown:
 
     @property
     def values(self) -> dict[str, float]:
+        """The finite values by key, in the order of the keys."""
         row = struct.unpack(f"<{len(self.keys)}f", self.packed)
         return {key: value for key, value in zip(self.keys, row, strict=True) if math.isfinite(value)}
 

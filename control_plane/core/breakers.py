@@ -46,6 +46,8 @@ class BreakerCourse(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
+    """The way in which a job continues or ends after a failure, with the reason."""
+
     course: BreakerCourse
     why: Repeated | None = None
     """None if the job simply restarts (AGAIN)."""

@@ -21,10 +21,7 @@ from everstep.protocol.limits import cut
 
 BOOT_LEVEL, IDLE_LEVEL = 1, 3
 BOOT_SECONDS = 120.0
-"""A job may use a node whose test has not ended after this time.
-
-With eight GPUs, level 1 of DCGM takes a minute at most, and a first import of torch from a new volume takes as long.
-"""
+"""A job may use an untested node after this time. Level 1 of DCGM and a first import of torch take a minute each."""
 IDLE_SECONDS = 600.0
 """A spare is tested at level 3 after this time without a job, so a busy fleet does not test between two jobs."""
 RETEST_SECONDS = 86_400.0

@@ -35,7 +35,7 @@ https://docs.aws.amazon.com/autoscaling/ec2/userguide/launching-instances-synchr
 SETTLE_SECONDS = 10.0
 """Time for which AWS may still show the desired capacity before a LaunchInstances. Assumed."""
 ASK_AGAIN_SECONDS = 3600.0
-"""A person may have changed the group before Everstep tries a refused LaunchInstances again."""
+"""Time until Everstep tries a refused LaunchInstances again: a person may have changed the group."""
 
 
 def may_launch(now: float, group: GroupObserved, launch: LaunchRecord | None) -> bool:
@@ -100,8 +100,7 @@ def retry_at(group: GroupObserved) -> float | None:
 
 
 def _schedule(group: GroupObserved) -> tuple[float, int] | None:
-    """Return the Unix time of the next attempt, and the number of failed ones. Only the first failure determines them.
-    """
+    """Return the Unix time of the next attempt, and the number of failed ones before it."""
     if group.failing_since is None or group.failed_at is None:
         return None
     at, failed = group.failing_since, 0

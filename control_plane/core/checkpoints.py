@@ -34,8 +34,9 @@ class CheckpointStatus(StrEnum):
 
     - UPLOADING: some of the shards are in S3.
     - COMPLETE: all shards and the manifest are in S3.
-    - TRASHED: all objects stay in S3 until the purge time. No job restores it, unless a person undeletes it.
-    - DELETING: the control plane deletes the objects. No job may restore it.
+    - TRASHED: all objects stay in S3 until the purge time. No job restores from the checkpoint, unless a person
+      undeletes it.
+    - DELETING: the control plane deletes the objects. No job may restore from the checkpoint.
     - DELETED: the objects no longer exist.
     """
 
@@ -47,7 +48,11 @@ class CheckpointStatus(StrEnum):
 
 
 class TrashCause(StrEnum):
-    """The reason for which a checkpoint is in the trash. A purge for RETENTION needs a later verified checkpoint."""
+    """The reason for which a checkpoint is in the trash.
+
+    - RETENTION: the checkpoint exceeds the job's limits. Its purge needs a later verified checkpoint.
+    - PERSON: a person deleted the checkpoint, or the job with its checkpoints.
+    """
 
     RETENTION = "Retention"
     PERSON = "Person"
@@ -63,9 +68,10 @@ class TrashMark:
 
 
 class Verification(StrEnum):
-    """The result of a checkpoint's last verification, which reads all its objects from S3.
+    """The result of a checkpoint's last verification. A verification reads all objects of the checkpoint from S3.
 
-    WAITING: a verification is requested, but S3 cannot be read. Everstep tries again, and concludes nothing.
+    - VERIFYING: a verification is requested or in progress.
+    - WAITING: a verification is requested, but S3 cannot be read. Everstep tries again, and concludes nothing.
     """
 
     NOT_VERIFIED = "NotVerified"
@@ -117,6 +123,7 @@ class KeptCheckpoint:
 
     @property
     def key(self) -> tuple[int, int]:
+        """Generation and step, which together identify the checkpoint."""
         return self.generation, self.step
 
 

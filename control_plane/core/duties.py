@@ -55,6 +55,7 @@ class Urgency(StrEnum):
     - NOW: the job makes no progress, or loses its protection, until a person acts.
     - LATER: something waits for a person. It is not urgent.
     - OPTIONAL: nothing waits for a person, but a person can do something useful.
+    - NONE: there is nothing to do.
     """
 
     NOW = "Now"
@@ -71,18 +72,29 @@ class Urgency(StrEnum):
 class DutyKind(StrEnum):
     """The reason why a person has something to do.
 
+    - NOTHING: there is nothing to do.
+    - JOB_FAILED: the job failed, and does not start again by itself.
+    - TAKEN_OVER: a person controls the job, so Everstep recovers nothing.
     - AUTOMATION_PAUSED: an administrator paused all automatic actions, so Everstep recovers nothing.
     - DELETIONS_PAUSED: the database was restored from a backup, so Everstep deletes nothing from S3.
     - CONSENT_TO_REPEAT: the job waits for consent, because it would repeat much work.
     - STORE_UNREACHABLE: the job waits, because S3 does not answer or refuses its reads.
     - FLEET_FROZEN: the fleet ends no instance, and so replaces none.
+    - LAUNCHES_SUSPENDED: a person suspended the launches of the Auto Scaling group.
     - RECOVERY_LATE: a phase of the recovery takes much longer than usual.
-    - STALLED, FIRST_STEP_LATE: the ranks run, but make no steps, or have not made the first step of their launch.
+    - STALLED: the ranks run, but make no steps.
+    - FIRST_STEP_LATE: the ranks run, and have not made the first step of their launch.
     - PROTECTION_LOST: a running job keeps no step in memory.
+    - CAPACITY_WAIT: AWS launches no instance for the job.
+    - NO_CHECKPOINT: the job trains without a new checkpoint in S3.
     - RESUME_DIFFERS: a rehearsal has shown that a restart would not repeat the job's steps.
     - RESUME_UNPROVEN: a rehearsal has shown that a restart loses values that the script changes during training.
+    - HELD_NODES: nodes that the job lost, or nodes of the fleet, wait for a person's decision.
+    - DEGRADED: some shards have too few copies.
     - UNCONFIRMED: a node is silent or reports a fault, so the copies on it are uncertain.
+    - FEWER_NODES: the job trains on fewer nodes than it asks for.
     - WITHOUT_COPIES: by its settings, the job loses steps with the loss of one node.
+    - PAUSED: a person paused the job.
     """
 
     NOTHING = "Nothing"
@@ -205,10 +217,12 @@ class Recovery:
 
     @property
     def usual_seconds(self) -> float | None:
+        """The median of the earlier lengths, or None."""
         return median_low(self.earlier_seconds) if self.earlier_seconds else None
 
     @property
     def late_after_seconds(self) -> float:
+        """The length from which the phase is late."""
         usual = self.usual_seconds
         return LATE_SECONDS if usual is None else max(LEAST_LATE_SECONDS, LATE_FACTOR * usual)
 

@@ -60,8 +60,7 @@ def needed_count(spec: JobSettings, record: JobRecord) -> int:
 
 
 def count_before(spec: JobSettings, record: JobRecord) -> int:
-    """Return the number of nodes on which the control plane last decided to run the job, whatever the limits are now.
-    """
+    """Return the number of nodes on which the control plane last decided to run the job, whatever the limits are."""
     return record.reduced_count or record.member_count or spec.node_count
 
 
@@ -87,10 +86,7 @@ def is_settled(record: JobRecord) -> bool:
 
 
 def next_count(spec: JobSettings, record: JobRecord, *, available_count: int, reporting_count: int) -> int:
-    """Return the number of members with which the job prepares its next generation.
-
-    `available_count` excludes nodes that the job gave up, and `reporting_count` also silent nodes.
-    """
+    """Return the number of members of the next generation. `available_count` excludes nodes that the job gave up."""
     # Members beyond a lowered MaxNodeCount take part, because they may hold the only copies of a shard. The job returns
     # them at an agreed stop.
     return max(
@@ -126,9 +122,9 @@ def is_due(spec: JobSettings, record: JobRecord, now: float, timeouts: Timeouts)
     if growth is None or growth.asked_at is not None:
         return False
     if record.incident is not None or record.suspicion is not None or record.committed <= record.base_step:
-        # One stop for several nodes costs less than several stops, so the job waits for further nodes. The lease keeps
-        # an unstable node from causing a stop.
         return False
+    # One stop for several nodes costs less than several stops, so the job waits for further nodes. The lease keeps an
+    # unstable node from causing a stop.
     is_whole = record.member_count + len(growth.node_ids) >= spec.most_node_count
     steady_seconds = timeouts.lease_seconds
     return now - growth.since >= (steady_seconds if is_whole else max(spec.patience_seconds, steady_seconds))

@@ -11,7 +11,12 @@ from enum import StrEnum
 
 
 class ReplicaEncryption(StrEnum):
-    """AUTO: TLS if an instance type of the job's nodes does not encrypt traffic between instances."""
+    """Setting of a fleet: when nodes use TLS between them.
+
+    - AUTO: if an instance type of the job's nodes does not encrypt traffic between instances.
+    - ON: always.
+    - OFF: never.
+    """
 
     AUTO = "Auto"
     ON = "On"

@@ -283,10 +283,7 @@ def track_impairments(
 
 
 def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]) -> NodeId | None:
-    """Return the unreachable member that the job should give up, or None.
-
-    `reports` excludes silent members. `nodes` are ordered by GROUP_RANK.
-    """
+    """Return the unreachable member that the job should give up, or None. `reports` excludes silent members."""
     # Two members that cannot reach each other report each other. With parity, one silent member leaves the shares on
     # all others incomplete, and they report each other. The neighbours in the tree of commits then identify it.
     complaints = Counter(holder for node in reports for holder in nodes_out_of_view({node: reports[node]}))
@@ -313,10 +310,7 @@ def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -
 
 
 def passed_at(reports: Mapping[NodeId, MemberReport], least: Step) -> float | None:
-    """Return the Unix time of the first rank at step `least`, or None.
-
-    A rank reports only the time of its newest step, so the result is too late if every rank is already beyond the step.
-    """
+    """Return the Unix time of the first rank at step `least`, or of a later step if all ranks are beyond it."""
     stamps = [
         rank.passed_at_seconds
         for report in reports.values()

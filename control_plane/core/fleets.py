@@ -506,7 +506,6 @@ class _Table:
 
     def assign(self, policy: Policy) -> None:
         """Assign spares: to recovering jobs, to smaller jobs, for moves, to complete new jobs, and last for growth."""
-        # No job waits for a warm node.
         idle = [
             row
             for row in self.in_state(NodeState.SPARE)
@@ -546,7 +545,6 @@ class _Table:
         return [row for row in idle if row.node_id not in excluded]
 
     def _rank(self, row: NodeRecord, job: FleetJob, team: Mapping[str | None, int]) -> tuple[bool, bool, bool, int]:
-        """Return the sort key of a spare for a job; the lowest key is assigned first."""
         node = self.node(row.node_id)
         # A recovering job prefers the failure domains where it has the fewest nodes, so that copies of a shard are
         # apart. A warm node has finished the imports of a rank, which take seconds. Nodes with a notice are the last
@@ -558,8 +556,7 @@ class _Table:
         return [row for row in self.in_state(NodeState.ASSIGNED) if row.run == job.run]
 
     def _leaving(self, job: FleetJob) -> list[NodeRecord]:
-        """Return the nodes that a job must give up: those that AWS will reclaim, and its own choices while it trains.
-        """
+        """Return the nodes that a job must give up: nodes that AWS will reclaim, and its own choices in training."""
         if job.state not in LAUNCHED_JOBS or job.state is JobState.STOPPING or job.is_taken_over:
             return []
         moving = {move.node_id for move in job.moves if not move.is_returned} if job.state is JobState.RUNNING else ()
@@ -598,7 +595,6 @@ class _Table:
         return JOIN_SECONDS * 2.0 ** min(self.failed_join_count(), MOST_DOUBLINGS)
 
     def give_up_joining(self) -> None:
-        """Terminate one instance whose agent did not connect in time. Its group then launches another instance."""
         # The limit doubles for each such instance in a row: if all fail, for example by their user data, only a person
         # helps.
         patience = self.join_seconds()
@@ -615,7 +611,6 @@ class _Table:
                 return
 
     def retire_announced(self) -> None:
-        """Terminate idle nodes that AWS will reclaim, so that replacements arrive sooner."""
         members = set(self.seen.group.staying)
         idle = [
             row
@@ -717,7 +712,6 @@ def _tries(now: float, spec: FleetSpec, group: GroupObserved) -> list[FleetActio
 def _held_back(
     spec: FleetSpec, group: GroupObserved, table: _Table, policy: Policy, *, is_blind: bool
 ) -> list[FleetAction]:
-    """Return the actions for instances that a terminating lifecycle hook holds."""
     actions: list[FleetAction] = []
     asked_at = {
         move.node_id: move.asked_at for job in table.jobs.values() for move in job.moves if move.asked_at is not None
@@ -733,7 +727,7 @@ def _held_back(
             and node.silent_seconds > policy.timeouts.coordinator_deadline_seconds
         )
         for hook in group.termination_hooks:
-            # Nobody uses the instance, so AWS may end it.
+            # No job uses the instance, or its agent is silent too long, so AWS may end it.
             if not is_used or is_dead:
                 actions.append(CompleteTermination(group=spec.group, hook=hook, node_id=node_id))
             # The job leaves the instance at an agreed stop.
@@ -745,7 +739,6 @@ def _held_back(
 
 
 def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetAction]:
-    """Return orders for agents that hold a job's state although their node no longer works for this job."""
     actions: list[FleetAction] = []
     for node_id, node in sorted(seen.nodes.items()):
         row = table.rows.get(node_id)
@@ -840,7 +833,6 @@ def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -
 def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAction]:
     """Return the terminations of `extra` surplus nodes. The first `room` lower the desired capacity."""
     spec = table.spec
-    # Auto Scaling does not replace members beyond its desired capacity.
     members = set(table.seen.group.staying)
     pending = [
         row
@@ -858,6 +850,7 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
         pending.append(table.rows[row.node_id])
     # Sort the nodes, so that repeated decisions terminate the same nodes.
     pending.sort(key=lambda row: (row.created_at, row.node_id), reverse=True)
+    # Auto Scaling does not replace members beyond its desired capacity, so only the first `room` lower it.
     return [
         TerminateMember(group=spec.group, node_id=row.node_id, decrement=place < room, reason=row.reason)
         for place, row in enumerate(pending)

@@ -3,6 +3,8 @@
     a write fails for lack of space                                         full
     a write succeeds, the last failure is `QUIET_SECONDS` old,
     and at least `LEAST_FREE_BYTES` are free, or free space is unknown      usable again
+
+Invariant: once space is free, the disk counts as usable again without a restart or a person's action.
 """
 
 from __future__ import annotations

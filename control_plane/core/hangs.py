@@ -63,7 +63,7 @@ class HangLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """What one check for hangs found, and what the job loop does next."""
+    """The result of one check for hangs, with the next actions of the job loop."""
 
     suspicion: Suspicion | None
     ask: tuple[NodeId, ...] = ()

@@ -90,10 +90,7 @@ def with_faults(incident: IncidentRecord, faults: tuple[Fault, ...]) -> Incident
 
 
 def with_failure_at(incident: IncidentRecord, at: float) -> IncidentRecord:
-    """Return the incident with the earlier of its failure time and `at` (Unix seconds).
-
-    The failure time is never earlier than `earliest_failure_at`. Every change of a failure time uses this function.
-    """
+    """Return the incident with the earlier of its failure time and `at`, but not before `earliest_failure_at`."""
     return replace(incident, failed_at=max(incident.earliest_failure_at, min(incident.failed_at, at)))
 
 
@@ -156,8 +153,8 @@ def moment_of(
     """
     (low, low_at), (high, high_at) = before, after
     if high_at is None:
-        # Agents report once a second, and steps may be much shorter.
         return now
+    # Agents report once a second, and steps may be much shorter.
     is_between = low_at is not None and low < step < high and low_at < high_at
     at = low_at + (high_at - low_at) * (step - low) / (high - low) if is_between and low_at is not None else high_at
     return max(earliest, min(now, at))

@@ -37,7 +37,7 @@ SHOWN_EVERY_SECONDS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roll:
-    """Which members of the next generation have promised to join it, so that they obey no older generation."""
+    """A roll call: which members of the next generation have promised to join it, and so obey no older one."""
 
     places: tuple[NodeId | None, ...]
     """By GROUP_RANK. None marks a vacancy."""
@@ -49,10 +49,12 @@ class Roll:
 
     @property
     def vacancy_count(self) -> int:
+        """The number of GROUP_RANKs that have no node yet."""
         return sum(place is None for place in self.places)
 
     @property
     def is_complete(self) -> bool:
+        """Whether every GROUP_RANK has a member, and every member has promised to join."""
         return all(place is not None and place in self.promised for place in self.places)
 
 

@@ -5,6 +5,8 @@
     periods a    ├──────────────────┤         ├────▶
             b    ├────────┤
             c             ├─────────┤         ├────▶
+
+A node has one period for consecutive launches, unless the job released its nodes between them.
 """
 
 from __future__ import annotations

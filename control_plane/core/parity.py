@@ -18,10 +18,7 @@ from everstep.protocol.ids import NodeId
 
 MIN_GROUP_SIZE = 2
 MAX_GROUP_SIZE = 8
-"""Slots of a node take 2.29 times its ranks' state at g = 8, and more than 2 times at any g.
-
-A replacement in a larger group must fetch more data.
-"""
+"""Slots of a node take 2.29 times its ranks' state at g = 8, and more than 2 times at any g."""
 
 
 def contradictions(

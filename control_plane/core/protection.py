@@ -39,10 +39,7 @@ def with_watch(
     is_looking: bool,
     timeouts: Timeouts,
 ) -> JobRecord:
-    """Return the record with the awaited commit and the lapse, if there is one.
-
-    `is_looking`: the coordinator's report is current, and training has not ended.
-    """
+    """Return the record with its awaited commit and lapse. `is_looking`: the coordinator's report is current."""
     kept = max(record.committed, record.base_step)
     awaited, lapse, commit_seconds = record.awaited, record.lapse, record.commit_seconds
     if awaited is not None and (awaited.generation, awaited.kept) != (record.generation, kept):

@@ -36,7 +36,7 @@ PAUSE_AGAIN_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSchedule:
-    """How many nodes each job of a fleet may hold, and which jobs wait."""
+    """The number of nodes that each job of a fleet may hold, and the jobs that wait."""
 
     admitted: frozenset[RunId]
     """Jobs that hold nodes now, and queued jobs that may start."""
@@ -241,7 +241,6 @@ def _sizes(job: FleetJob, head: FleetJob, now: float) -> range:
 
 
 def _start_counts(head: FleetJob, now: float) -> set[int]:
-    """Return the numbers of nodes with which the head can start: now, and after `patience_seconds`."""
     needed = head.needed_count(now)
     return {needed, needed if head.smaller_from is None else head.least_node_count or head.node_count}
 

@@ -137,8 +137,6 @@ def choose(survey: Survey) -> Restore:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The training state after one step of one generation, divided into the shards of `world_size` ranks."""
-
     step: Step
     world_size: int
 

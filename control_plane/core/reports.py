@@ -23,7 +23,10 @@ from control_plane.core.states import NodeState
 
 
 class ReportPeriod(StrEnum):
-    """The length of a report's time buckets. Days and weeks begin at 00:00 UTC, and weeks on Monday."""
+    """The length of the time buckets into which a report divides its range.
+
+    Days and weeks begin at 00:00 UTC, and weeks on Monday.
+    """
 
     HOUR = "Hour"
     DAY = "Day"
@@ -31,7 +34,12 @@ class ReportPeriod(StrEnum):
 
 
 class IncidentKind(StrEnum):
-    """The kind of an incident. MTTF and MTTR count only FAILURE. PLANNED includes a pause without success."""
+    """The kind of an incident. Reports count the incidents of each kind separately.
+
+    - FAILURE: a fault ended the generation. MTTF and MTTR count only these incidents.
+    - PLANNED: AWS's notice, a person's request, a new number of nodes, or a requested pause without success.
+    - DRILL: a person injected the fault.
+    """
 
     FAILURE = "Failure"
     PLANNED = "Planned"
@@ -122,12 +130,12 @@ class Figures:
 
     @property
     def ettr_ratio(self) -> float | None:
-        """Without queue time. See `accounting.ettr_ratio`."""
+        """The effective training time ratio without queue time. See `accounting.ettr_ratio`."""
         return accounting.ettr_ratio(self.spent)
 
     @property
     def ettr_with_queue_ratio(self) -> float | None:
-        """With queue time as wall time. See `accounting.ettr_ratio`."""
+        """The effective training time ratio with queue time as wall time."""
         return accounting.ettr_ratio(self.spent, is_queue_counted=True)
 
     @property
@@ -329,7 +337,6 @@ def _idle_sums(fleet: FleetTime, bounds: Sequence[int]) -> Iterable[Sums]:
 
 
 def _incident_sums(incident: IncidentTime, bounds: Sequence[int], now: int) -> Iterable[tuple[int, Sums]]:
-    """Yield the index of each time bucket that the incident overlaps, with its figures."""
     start = incident.failed_at
     end = max(start + 1, now if incident.closed_at is None else incident.closed_at)
     cost = incident.cost_micro_usd
@@ -349,7 +356,6 @@ def _incident_sums(incident: IncidentTime, bounds: Sequence[int], now: int) -> I
 
 
 def _at_bounds(points: Sequence[Ledger], bounds: Sequence[int]) -> list[Ledger]:
-    """Return the ledger at each bound, interpolated between `points` and constant beyond them."""
     moments = [point.at for point in points]
     found: list[Ledger] = []
     for bound in bounds:

@@ -29,7 +29,7 @@ _ENDING = (NodeState.DRAINING, NodeState.HELD, NodeState.GONE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollStep:
-    """What the fleet loop does now for a roll."""
+    """The next actions of the fleet loop for a roll."""
 
     progress: RollProgress
     """Equals the stored progress if nothing changed."""
@@ -49,10 +49,7 @@ def decide(
     obstacle: causes.Obstacle | None,
     refusal: Callable[[NodeRecord], causes.Obstacle | None],
 ) -> RollStep:
-    """Return which nodes a roll begins to replace or reboot now, and the roll's progress.
-
-    `unavailable_count` counts nodes that the fleet needs and that are not in service.
-    """
+    """Return the roll's progress, and the nodes that it begins to replace or reboot now."""
     known = stored if stored is not None and stored.roll_id == roll.roll_id else RollProgress(roll_id=roll.roll_id)
     if known.ended_at is not None:
         return RollStep(progress=known)
@@ -150,4 +147,3 @@ def obstacle_of(job: FleetJob, nodes: Sequence[NodeObserved]) -> causes.Obstacle
             if missing or shard.reason:
                 return causes.ShardUnprotected(job=job.job, rank=shard.rank, missing=missing, text=shard.reason)
     return None
-# An unlaunched job, or one that trains without an incident and with all copies, permits it.

@@ -95,7 +95,6 @@ class _Search:
         return len(self.groups) - 1 if len(self.groups[-1]) > self.copies else None
 
     def mend_ring(self) -> None:
-        """Reorder the ring or exchange its nodes, while that leaves fewer shards exposed."""
         ring = self.ring
         while ring is not None and self.exposed(self.groups[ring]):
             options = [*self.orders(ring), *self.exchanges_of(ring)]
@@ -103,7 +102,6 @@ class _Search:
                 return
 
     def orders(self, ring: int) -> Iterator[Option]:
-        """Yield each order of the ring's nodes in which one node moves or two nodes change places."""
         group = self.groups[ring]
         for i in range(len(group)):
             for j in range(len(group)):
@@ -162,7 +160,6 @@ class _Search:
             self.touched.add(index)
 
     def mend_whole_groups(self) -> None:
-        """Exchange nodes of each group whose nodes all share one failure domain."""
         exposed = defaultdict[str, list[int]](list)
         for index, group in enumerate(self.groups):
             if len(group) == self.copies and (domain := self.domain_of_all(group)) is not None:

@@ -171,7 +171,10 @@ class IncidentEvent(StrEnum):
 
 
 class IncidentPhase(StrEnum):
-    """The phase of an incident's recovery, as the API reports it. CLOSED means that the recovery is over."""
+    """The phase of an incident's recovery, as the API reports it.
+
+    Each value corresponds to one `IncidentState`. CLOSED means that the recovery is over.
+    """
 
     REPLACE = "replace"
     RESTORE = "restore"
@@ -188,7 +191,9 @@ INCIDENT_PHASES: Mapping[IncidentState, IncidentPhase] = {
 
 
 class FleetStatus(StrEnum):
-    """Whether a fleet may change its Auto Scaling group and end instances. Derived, never stored.
+    """Whether a fleet may change its Auto Scaling group and end instances.
+
+    The control plane derives the status from its observations and does not store it.
 
     - ACTIVE: the fleet takes all actions.
     - FROZEN: the group's settings differ from the registered settings, or most agents are silent at the same time.
@@ -298,7 +303,10 @@ def advance(table: Mapping[tuple[S, E], S], entity: str, state: S, event: E, sto
 
 
 class TrainingJobStatus(StrEnum):
-    """The API field `TrainingJobStatus`, with SageMaker's values."""
+    """The API field `TrainingJobStatus`, with SageMaker's values.
+
+    `training_job_status` derives it.
+    """
 
     IN_PROGRESS = "InProgress"
     COMPLETED = "Completed"
@@ -321,7 +329,10 @@ class ProtectionState(StrEnum):
 
 
 class SecondaryStatus(StrEnum):
-    """The API field `SecondaryStatus`, with SageMaker's values where SageMaker has such a status."""
+    """The API field `SecondaryStatus`, with SageMaker's values where SageMaker has such a status.
+
+    `secondary_status` derives it.
+    """
 
     PENDING = "Pending"
     STARTING = "Starting"
@@ -375,10 +386,7 @@ def secondary_status(
     is_pause_requested: bool = False,
     has_older_checkpoint: bool = False,
 ) -> SecondaryStatus:
-    """Return the `SecondaryStatus` of a job, which shows a requested stop or pause immediately.
-
-    A launch counts as training from its first new step on (`is_stepping`).
-    """
+    """Return the `SecondaryStatus` of a job, which shows a requested stop or pause immediately."""
     if state is JobState.COMPLETED and has_older_checkpoint:
         return SecondaryStatus.COMPLETED_WITH_OLDER_CHECKPOINT
     if state in ENDED_JOBS:

@@ -36,10 +36,7 @@ PAUSE_PATIENCE_TIMES = 5
 
 
 def finish(view: JobView, *, is_durable: bool) -> Decision:
-    """End or pause a job whose ranks all exited with success, once its last checkpoint is in S3 or takes too long.
-
-    `is_durable` is false while a manifest of the job must still be written to S3.
-    """
+    """End or pause a job whose ranks all succeeded. `is_durable` is false while a manifest must be written."""
     record = view.record
     status = next((report.round for report in view.reports.values() if report.round is not None), None)
     was_stopped = record.state is not JobState.RUNNING and not (
@@ -83,7 +80,6 @@ def _completed(view: JobView) -> JobNote:
 
 
 def _awaits_checkpoint(view: JobView, *, is_durable: bool) -> bool:
-    """Return whether an ended job must still wait, because its newest committed step can become a checkpoint."""
     if _awaits_manifest(view, is_durable=is_durable):
         return True
     if len(rank_exits(view.reports)) < view.plan.world_size or not lacks_checkpoint(view):
@@ -159,10 +155,7 @@ def _stop_patience(view: JobView) -> float:
 
 
 def pause(view: JobView, *, is_durable: bool) -> Decision:
-    """Request repeatedly that the ranks of a job that pauses stop at one agreed step, until they have stopped.
-
-    Ranks that do not stop in time are a fault: training restarts, and the control plane requests the pause again later.
-    """
+    """Request the agreed stop of a pausing job repeatedly. Ranks that do not stop in time are a fault."""
     record = view.record
     if has_agreed_stop(view):
         return _complete_pause(view, is_durable=is_durable)
@@ -181,8 +174,7 @@ def ask_to_stop(view: JobView) -> tuple[Send, ...]:
 
 
 def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
-    """Pause a job whose ranks have all stopped, once its last step is in S3. If that takes too long, training resumes.
-    """
+    """Pause a job whose ranks have all stopped, once its last step is in S3. Training resumes after a long wait."""
     record = view.record
     durable, patience = durable_step(view), _upload_patience(view)
     is_late = watched_seconds(view, _ended_at(view)) > patience

@@ -109,10 +109,7 @@ def _has_moved(before: JobRecord, record: JobRecord) -> bool:
 
 
 def book_incidents(charged: JobRecord, decision: Decision) -> JobRecord:
-    """Return the job's record of a decision, with time moved to the phases of changed incidents.
-
-    `charged` is the record before the decision, with a ledger that contains all time until now.
-    """
+    """Return the record of a decision, with time in the ledger of `charged` moved to changed incidents' phases."""
     record = decision.record
     after = {
         incident.id: incident

@@ -160,7 +160,7 @@ def unstored_outputs(
 
 
 def _identity(output: OutputFailure) -> tuple[Generation | None, Rank, str]:
-    """A script writes the same unkept files in each generation, so their generation does not count."""
+    """Return the key of an output. A script writes the same unkept files in each generation."""
     generation = None if output.cause is OutputCause.NOT_KEPT else output.generation
     return generation, output.rank, output.path
 

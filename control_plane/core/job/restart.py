@@ -129,7 +129,6 @@ def with_incident(
 def _incident_of(
     view: JobView, found: tuple[Fault, ...], reached: Step
 ) -> tuple[tuple[IncidentRecord, ...], IncidentRecord]:
-    """Return a tuple with the earlier incident if it ends now, and the incident to which the faults belong."""
     before = view.record.incident
     if before is not None and before.state not in (IncidentState.REWORKING, IncidentState.CLOSED):
         # A failure before training resumes belongs to the open incident.

@@ -31,7 +31,7 @@ def step_left_in_s3(view: JobView, roll: launch.Roll) -> tuple[Step, Step]:
 
 
 def step_to_keep(view: JobView, roll: launch.Roll) -> Step:
-    """Return the step that must stay restorable, once all members have promised at most what they and S3 have."""
+    """Return the step that must stay restorable: at most the newest that promised members and S3 can restore."""
     floor = launch.floor_of(view.spec, view.seen, view.record)
     return floor if roll.late or roll.unreachable else min(floor, restorable_step(view, view.record, roll))
 

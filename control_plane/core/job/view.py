@@ -73,6 +73,7 @@ class JobView:
 
     @property
     def wants_stop(self) -> StopReason | None:
+        """Reason for the job to stop, or None."""
         is_requested = self.record.stop_requested_at is not None
         return self.record.stop_reason or (JobNote(what=JobFact.USER_ASKS_TO_STOP) if is_requested else None)
 

@@ -22,10 +22,7 @@ from everstep.protocol.ids import FIRST_STEP, NO_STEP
 
 
 def watch(view: JobView) -> Decision:
-    """Check a running job for everything that needs a response, and respond to the first finding.
-
-    Every decision also writes due manifests of checkpoints.
-    """
+    """Respond to the first finding about a running job. Every decision also writes due manifests of checkpoints."""
     view = _with_rehearsal(with_progress(view))
     record, plan = view.record, view.plan
     puts: tuple[JobAction, ...] = checkpoints.due(

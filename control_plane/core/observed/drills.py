@@ -10,7 +10,12 @@ from everstep.protocol.ids import Generation, NodeId, Rank
 
 
 class DrillKind(StrEnum):
-    """The fault that a drill injects: it kills a rank or an agent, or terminates an instance in EC2."""
+    """The fault that a drill injects.
+
+    - KILL_RANK: kills the process of one rank.
+    - KILL_AGENT: kills the agent of a node.
+    - TERMINATE_INSTANCE: terminates the instance of a node in EC2.
+    """
 
     KILL_RANK = "kill-rank"
     KILL_AGENT = "kill-agent"

@@ -102,11 +102,14 @@ class Announced(Value, frozen=True):
 
 
 class NodeRequest(StrEnum):
-    """A request for a node. A job that uses the node first gives it up at an agreed stop.
+    """A request for a node.
 
-    - DRAIN, HOLD: the fleet holds the node, which works for a job (DRAIN) or not.
+    If a job uses the node, the job first gives it up at an agreed stop, a step after which all ranks stop.
+
+    - DRAIN: the fleet holds the node, that is, keeps it unused until a person decides.
     - REPLACE: the fleet terminates the instance and launches another one.
     - REBOOT: EC2 reboots the node, and the node returns to service.
+    - HOLD: the fleet holds a node that works for no job.
     """
 
     DRAIN = "drain"

@@ -102,6 +102,7 @@ class GroupObserved:
 
     @property
     def staying(self) -> tuple[NodeId, ...]:
+        """The instances of the group that it is not terminating."""
         return tuple(member.node_id for member in self.members if not member.is_leaving)
 
 
@@ -124,10 +125,10 @@ class LaunchRecord:
 class Hold(StrEnum):
     """The reason for which a fleet holds a node, that is, neither uses nor terminates it.
 
-    - UNREACHABLE: the node's agent is silent. Only this hold ends without a person, when the agent reports again.
-    - DISTRUSTED: the node is probably faulty, but no evidence permits its termination.
-    - INSPECTION: the node failed, and its fleet keeps failed instances.
-    - PERSON: a person wants to keep the node.
+    - UNREACHABLE: the node's agent is silent. The hold ends when the agent reports again and no job uses the node.
+    - DISTRUSTED: the node is probably faulty, but no evidence permits its termination. A person ends the hold.
+    - INSPECTION: the node failed, and its fleet keeps failed instances. A person ends the hold.
+    - PERSON: a person wants to keep the node. A person ends the hold.
     """
 
     UNREACHABLE = "unreachable"

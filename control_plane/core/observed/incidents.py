@@ -91,6 +91,7 @@ class CheckpointWait(Value, frozen=True):
 
     @property
     def is_awaited(self) -> bool:
+        """Whether the job waits."""
         kinds = CheckpointWaitKind
         return self.why in (kinds.SOLE_HOLDER, kinds.NO_REPLACEMENT, kinds.IN_TIME)
 
@@ -139,8 +140,7 @@ class PausesWithoutNodes(Value, frozen=True):
 
 
 class StoreWaitStage(StrEnum):
-    """The stage of a job that waits for a store. LOADS: its nodes repeat their loads. GIVES_UP: it queues again later.
-    """
+    """The stage of a job that waits for a store. LOADS: nodes repeat their loads. GIVES_UP: it queues again later."""
 
     LOADS = "loads"
     RETRIES = "retries"

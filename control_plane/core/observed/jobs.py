@@ -99,14 +99,17 @@ class Departure:
 
     @property
     def is_announced(self) -> bool:
+        """Whether AWS announced the end of the node's instance."""
         return self.cause is Cause.NOTICE
 
     @property
     def is_returned(self) -> bool:
+        """Whether the job returns the node to its fleet and continues without a replacement."""
         return self.cause is Cause.RETURNED
 
     @property
     def is_faulty(self) -> bool:
+        """Whether the node's agent reports a fault of the node now."""
         return self.cause is Cause.NODE_FAULT and self.may_terminate and not self.is_history
 
 

@@ -25,17 +25,17 @@ class InstanceCondition(StrEnum):
 
 
 class Remedy(StrEnum):
-    """The action for a faulty or unwanted node, from the mildest to the most severe. From RELEASE on, the job gives it
-    up.
+    """The action for a faulty or unwanted node, from the mildest to the most severe.
 
     - NONE: the fault is only reported.
     - RESTART: the ranks restart on the same nodes.
-    - RELEASE: the node may work for other jobs.
-    - HOLD: the node waits until its agent reports again.
-    - RETIRE: the node waits for a person, because no evidence permits its termination.
-    - REBOOT: EC2 reboots the node.
-    - REPLACE: the fleet terminates and replaces the node.
-    - LET_GO: like REPLACE, for a node whose end AWS announced, without inspection and with an earlier replacement.
+    - RELEASE: the job gives up the node, which may work for other jobs.
+    - HOLD: the job gives up the node, which waits until its agent reports again.
+    - RETIRE: the job gives up the node, which waits for a person, because no evidence permits its termination.
+    - REBOOT: the job gives up the node, and EC2 reboots it.
+    - REPLACE: the job gives up the node, and the fleet terminates it. Another instance replaces it.
+    - LET_GO: like REPLACE, but for a healthy node whose end AWS announced. The node needs no inspection, and the fleet
+      has already requested its replacement.
     """
 
     NONE = "none"
@@ -49,9 +49,19 @@ class Remedy(StrEnum):
 
 
 class Cause(StrEnum):
-    """The cause of an incident, from the mildest to the most severe. Of several causes, the most severe counts.
+    """The cause of an incident, from the mildest to the most severe.
 
-    The causes up to DRILL are no failures. SHRUNK replaces the cause of a failure if the job continues on fewer nodes.
+    An incident with several causes stores the most severe cause. The first six causes do not count as failures:
+
+    - NOTICE: the job gives up a node because AWS announced the end of its instance.
+    - REQUESTED: the job gives up a node because a person requested to drain, reboot or replace it.
+    - GROWN: the job stopped at an agreed step to continue on more nodes.
+    - RETURNED: the job stopped at an agreed step to return nodes to its fleet.
+    - PAUSE_FAILED: the ranks did not stop in time for a pause, or the last step did not become a checkpoint.
+    - DRILL: a person ordered the fault, and all other faults are its consequences.
+
+    SHRUNK replaces the cause of a failure if no other node was available and the job continues on fewer nodes.
+    GROUP_LOST (all nodes that held a shard were lost) takes precedence over SHRUNK.
     """
 
     NOTICE = "notice"
@@ -128,6 +138,7 @@ class BurnIn:
 
     @property
     def is_pending(self) -> bool:
+        """Whether the result of the newest order is missing."""
         return self.result is None or self.result.number != self.number
 
 

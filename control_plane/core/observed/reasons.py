@@ -131,7 +131,7 @@ class Waits(Value, frozen=True):
     smaller: JobNote | None = None
     """The number of nodes on which the job would continue, or which it needs."""
     stop: StopReason | None = None
-    """Waits until the job trains."""
+    """This stop waits until the job trains."""
 
 
 class AwaitsFirstStep(Value, frozen=True):

@@ -46,7 +46,13 @@ class RollProgress:
 
 
 class RollStatus(StrEnum):
-    """Status of a roll. PAUSED: begun nodes still finish. STOPPED: a person stopped the roll or deleted the fleet."""
+    """Status of a roll (replacement or reboot of all nodes of a fleet), as the API shows it.
+
+    - IN_PROGRESS: the roll has nodes to begin or to finish.
+    - PAUSED: a person has paused the roll. Nodes that it has begun still finish.
+    - STOPPED: the roll ended before all nodes were finished, because a person stopped it or deleted the fleet.
+    - COMPLETED: all nodes are finished.
+    """
 
     IN_PROGRESS = "InProgress"
     PAUSED = "Paused"

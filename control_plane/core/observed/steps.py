@@ -138,7 +138,7 @@ class Lapse:
 
 
 class HolderState(StrEnum):
-    """Why a node of the last generation cannot provide the newest committed step. EMPTY: it lacks part of the step."""
+    """The reason why a node lacks the newest committed step. EMPTY: it works for the job, but lacks a part."""
 
     ENDED = "Ended"
     SILENT = "Silent"
