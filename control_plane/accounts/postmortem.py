@@ -74,7 +74,7 @@ class PostMortem:
     events: tuple[TimelineEntry, ...]
     lines: tuple[str, ...]
     lines_missing: str
-    """Why `lines` is empty although ranks may have printed lines. Empty if no lines are missing."""
+    """The reason why `lines` is empty although ranks may have printed lines. Empty if no lines are missing."""
     stacks: tuple[Stack, ...]
     notes: tuple[WrittenNote, ...]
     similar: tuple[SimilarIncident, ...]

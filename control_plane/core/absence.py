@@ -31,7 +31,7 @@ class Omissions:
     """The instances of one fleet that EC2's newest answers omit."""
 
     since: Mapping[NodeId, float] = field(default_factory=dict[NodeId, float])
-    """With the monotonic second of the first answer in a row that omits the instance."""
+    """The monotonic second of the first answer in a row that omits each instance."""
     absent: frozenset[NodeId] = frozenset()
     """The instances that count as ended once their agents are silent (`settled`)."""
 

@@ -147,7 +147,7 @@ class HoldTermination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryLaunch:
-    """After a failed launch, request again the capacity that the Auto Scaling group already desires."""
+    """Request again the capacity that the Auto Scaling group already desires, after a failed launch."""
 
     group: str
     desired_count: int
@@ -173,7 +173,7 @@ class ProtectMembers:
 
 JobAction = Send | SendLoad | PutManifest
 MemberAction = SetDesired | LaunchInstances | TerminateMember | RebootMember | CompleteTermination
-"""After such an action, earlier answers of AWS about the group are outdated, and the control plane ignores them."""
+"""Earlier answers of AWS about the group are outdated after such an action, and the control plane ignores them."""
 GroupAction = MemberAction | HoldTermination | RetryLaunch | ResumeLaunch | ProtectMembers
 """The executor records the call in the database before it executes such an action."""
 FleetAction = GroupAction | Send | SendKeepEvidence

@@ -26,7 +26,7 @@ IDLE_SECONDS = 600.0
 """A spare is tested at level 3 after this time without a job, so a busy fleet does not test between two jobs."""
 RETEST_SECONDS = 86_400.0
 LEAST_OTHERS = 3
-"""With only two other nodes, one bad node would decide the median alone."""
+"""One bad node would decide the median of only two other nodes alone."""
 REPEAT_COUNT = 2
 """Other work on the host or its network slows down a single test."""
 SHARES: Mapping[str, float] = {"gpu-matmul": 0.5, "disk-write": 0.05, "disk-read": 0.05, "loopback": 0.05}

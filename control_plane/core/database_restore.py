@@ -100,9 +100,9 @@ class BackedUpRun:
 
     generations: Collection[Generation]
     complete: AbstractSet[Place]
-    """Includes those in the trash."""
+    """The set includes checkpoints in the trash."""
     deleted: AbstractSet[Place] = frozenset()
-    """Includes those whose deletion is under way."""
+    """The set includes checkpoints whose deletion is under way."""
     pinned: AbstractSet[Place] = frozenset()
     trashed: AbstractSet[Place] = frozenset()
 

@@ -39,7 +39,7 @@ LATE_FACTOR = 3.0
 LATE_SECONDS = 300.0
 """A phase is late after this time if the job had no earlier incident of the same cause."""
 LEAST_LATE_SECONDS = 30.0
-"""Before this time, no phase is late, however short its usual length is."""
+"""No phase is late before this time, however short its usual length is."""
 DEGRADED_SECONDS = 600.0
 """Everstep makes missing copies by itself. After this time without all copies, a person should find out why."""
 UNSAVED_SECONDS = 3_600.0
@@ -213,7 +213,7 @@ class Recovery:
     phase: IncidentPhase
     elapsed_seconds: float
     earlier_seconds: Sequence[float] = ()
-    """Of earlier incidents of the job with the same cause."""
+    """Lengths of the phase in earlier incidents of the job with the same cause."""
 
     @property
     def usual_seconds(self) -> float | None:

@@ -37,7 +37,7 @@ COUNTER_EVIDENCE_BOUNDARIES = 2
 WATCHED_FROM_LEASES = 2 / 3
 """Fraction of `lease_seconds` after which the control plane tracks a silence. Evidence needs the whole lease."""
 BLIND_FLEET_SIZE = 3
-"""In such a fleet, the silence of most nodes is no evidence: the control plane is more likely at fault."""
+"""The silence of most nodes of such a fleet is no evidence: the control plane is more likely at fault."""
 
 
 class NodeStanding(StrEnum):

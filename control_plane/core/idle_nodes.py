@@ -26,9 +26,9 @@ class IdleNodes:
     until: float | None = None
     """Unix seconds up to which idle time is counted, or None."""
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
-    """By `NodeState`, from `until` on."""
+    """Number of nodes by `NodeState`, from `until` on."""
     microseconds: Mapping[str, int] = field(default_factory=dict[str, int])
-    """By `NodeState`, summed over nodes."""
+    """Idle time by `NodeState`, summed over nodes."""
 
 
 def charge(idle: IdleNodes, states: Iterable[NodeState], now: float) -> IdleNodes:

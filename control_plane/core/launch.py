@@ -40,7 +40,7 @@ class Roll:
     """A roll call: which members of the next generation have promised to join it, and so obey no older one."""
 
     places: tuple[NodeId | None, ...]
-    """By GROUP_RANK. None marks a vacancy."""
+    """The members by GROUP_RANK. None marks a vacancy."""
     promised: Mapping[NodeId, MemberReport]
     late: tuple[NodeId, ...]
     """Members that have not promised although their agents report."""

@@ -27,7 +27,7 @@ class Placement:
     groups: tuple[tuple[NodeId, ...], ...]
     """Nodes that hold each other's shards. The last may be a ring, where a node holds its predecessors' shards."""
     holders: Mapping[NodeId, tuple[NodeId, ...]]
-    """By the owner, which is the first holder of its own shards."""
+    """The holders by owner, which is the first holder of its own shards."""
 
     @property
     def fatal_losses(self) -> tuple[tuple[NodeId, ...], ...]:

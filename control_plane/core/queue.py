@@ -43,7 +43,7 @@ class QueueSchedule:
     giving_way: Mapping[RunId, FleetJob]
     """Jobs that must release all of their nodes, each with the job that receives them."""
     waiting: tuple[FleetJob, ...]
-    """In the order of the queue. Jobs that stand aside are last."""
+    """The order is that of the queue. Jobs that stand aside are last."""
     limited: Mapping[RunId, int]
     """Waiting jobs that would exceed their project's quota, each with the number of nodes that its project holds."""
     capacity: int

@@ -29,7 +29,7 @@ FARTHEST = ("local", "peer", "parity", "s3")
 UNBOUNDED = Step(2**62)
 
 Path = Mapping[Generation, Step]
-"""For each origin generation, the last step that belongs to the history."""
+"""The last step that belongs to the history, for each origin generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Survey:
     """All sources from which the members of a new generation could restore shards."""
 
     owners: Sequence[NodeId]
-    """By rank of the new generation."""
+    """The node of each rank in the new generation, by rank."""
     inventories: Mapping[NodeId, tuple[SlotRecord, ...]]
     """The slots of each node that has promised to join the new generation."""
     path: Path
@@ -56,7 +56,7 @@ class Restore:
 
     base_step: Step
     sources: tuple[tuple[ShardSource, ...], ...]
-    """By rank, best first. Empty if the ranks start from step 0, or if `relayout` contains the sources."""
+    """The sources by rank, best first. Empty if the ranks start from step 0, or if `relayout` contains the sources."""
     keep: Mapping[NodeId, tuple[SlotReference, ...]]
     """Slots that a node must not overwrite before the generation commits the base, or any step in a relayout."""
     relayout: Relayout | None = None

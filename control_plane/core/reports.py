@@ -65,9 +65,9 @@ class JobTime:
     fleet_name: str
     ranks_per_node: int
     points: tuple[Ledger, ...]
-    """From the job's creation to its last update, oldest first."""
+    """The ledger from the job's creation to its last update, oldest first."""
     cost_micro_usd: int | None
-    """Of the node time of the job's whole life."""
+    """Cost of the node time of the job's whole life."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class FleetTime:
     points: tuple[Ledger, ...]
     """Oldest first. Empty before the fleet loop has first handled the fleet."""
     price_micro_usd: int | None
-    """Of one node for one hour."""
+    """Price of one node for one hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class IncidentTime:
     """Whether the job ended or was paused before training had caught up."""
     lost_steps: int
     cost_micro_usd: int | None
-    """Of the job's nodes from the failure until training has caught up."""
+    """Cost of the job's nodes from the failure until training has caught up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class IncidentFigures:
     count: int
     recovered_count: int
     recovery_microseconds: int
-    """From the failure until training has caught up, summed."""
+    """Time from the failure until training has caught up, summed."""
     recomputed_steps: int
     cost_micro_usd: int | None
     """None if no incident has a cost."""
@@ -114,7 +114,7 @@ class Figures:
     """The figures of one time bucket, project, fleet or job, or of the whole report."""
 
     spent: Mapping[str, int]
-    """By `Bucket`, summed over jobs."""
+    """Microseconds by `Bucket`, summed over jobs."""
     node_microseconds: int
     rank_microseconds: int
     """Node time multiplied by the number of ranks per node. With one rank per GPU, this is GPU time."""
@@ -124,7 +124,7 @@ class Figures:
     """None if no fleet has a price."""
     incidents: Mapping[IncidentKind, IncidentFigures]
     idle_microseconds: Mapping[str, int]
-    """By `NodeState`, summed over nodes. Empty for projects and jobs."""
+    """Idle time by `NodeState`, summed over nodes. Empty for projects and jobs."""
     spare_cost_micro_usd: int | None
     other_idle_cost_micro_usd: int | None
 

@@ -10,7 +10,7 @@ _EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Iterati
 _RAISED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*(?::|$)")
 _FRAME = re.compile(r'File "(?P<path>[^"\n]+)", line (?P<line>\d+)')
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
-"""In the paths of packages, the standard library and generated code."""
+"""These substrings mark paths of packages, the standard library and generated code."""
 
 
 def exception(lines: str) -> str | None:

@@ -44,7 +44,7 @@ class JobView:
     record: JobRecord
     nodes: Mapping[NodeId, NodeObserved]
     reports: Mapping[NodeId, MemberReport]
-    """About the newest generation."""
+    """Agents' reports about the newest generation."""
     verdicts: Mapping[NodeId, NodeVerdict]
     """One verdict per node of the newest plan and per assigned node."""
     implications: tuple[Implication, ...] = ()

@@ -49,7 +49,7 @@ class FleetHistory:
     lost_node_count: int = 0
     replacement_count: int = 0
     replacement_seconds: float = 0.0
-    """From the lack of an instance to the connection of its agent, summed."""
+    """Sum of the times from the lack of an instance to the connection of its agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +184,7 @@ class FleetJob:
     most_node_count: int = 0
     """0 means `node_count`."""
     member_count: int = 0
-    """Of the next generation if decided, else of the newest. 0 before the first."""
+    """Nodes of the next generation if decided, else of the newest. 0 before the first."""
     smaller_from: float | None = None
     """Time from which a waiting job starts with `least_node_count` nodes."""
     exclusions: tuple[Exclusion, ...] = ()
@@ -240,4 +240,4 @@ class FleetObserved:
     roll: FleetRoll | None = None
     """It may have ended."""
     roll_progress: RollProgress | None = None
-    """Of the newest roll, or of the one before if it has just been requested."""
+    """The progress of the newest roll, or of the one before if a roll has just been requested."""

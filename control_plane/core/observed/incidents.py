@@ -85,7 +85,7 @@ class CheckpointWait(Value, frozen=True):
     why: CheckpointWaitKind
     step: Step | None = None
     remaining_seconds: float = 0.0
-    """From the stop until the end of the wait."""
+    """Time from the stop until the end of the wait."""
     upload_seconds: float | None = None
     """Duration of the previous upload."""
 
@@ -215,6 +215,6 @@ class IncidentRecord(IncidentCourse):
     rank_sources: tuple[tuple[str, int], ...] = ()
     """The source of each rank's shard, run-length encoded: `(("local", 2), ("peer", 1))`. Empty until chosen."""
     node_microseconds_before: int = 0
-    """From the job's creation to the failure, summed over nodes."""
+    """Working time from the job's creation to the failure, summed over nodes."""
     idle_node_microseconds: int = 0
-    """During the incident, summed over nodes."""
+    """Idle time during the incident, summed over nodes."""

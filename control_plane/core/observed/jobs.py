@@ -177,7 +177,7 @@ class CapacityWait(FailedLaunches):
     """A job's wait for instances whose launches fail, as the job loop stores it with each decision."""
 
     missing_count: int
-    """At least 1."""
+    """The count is at least 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +198,7 @@ class UnstoredOutputs:
     generation: Generation
     """The generation of outputs that name none. Older agents name none."""
     outputs: tuple[OutputFailure, ...]
-    """At most `MAX_NAMED_OUTPUTS` of them."""
+    """The first `MAX_NAMED_OUTPUTS` outputs."""
     count: int
 
 
@@ -227,7 +227,7 @@ class Memo:
     refused: tuple[RefusedSource, ...] = ()
     """Copies of shards that plans skip by a decision of the job. Plans also skip those in which two nodes agree."""
     failed_reads: tuple[FailedRead, ...] = ()
-    """Since the last commit (`core.witnesses`)."""
+    """The failed loads since the last commit (`core.witnesses`)."""
     impairments: tuple[Impairment, ...] = ()
     moves: tuple[Departure, ...] = ()
     moves_after: float = 0.0
@@ -242,7 +242,7 @@ class Memo:
     notice_wanted: Step = NO_STEP
     """The lowest step of a checkpoint for AWS's newest notice."""
     upload_seconds: float | None = None
-    """Of the slowest shard of the newest checkpoint."""
+    """Upload time of the slowest shard of the newest checkpoint."""
     paused_microseconds_before_start: int = 0
     """Paused time before `started_at`."""
     node_count: int = 0
@@ -263,20 +263,20 @@ class Memo:
     gang_attempts: int = 0
     """Number of times in a row that the job gave up its wait for all of its nodes."""
     not_before: float | None = None
-    """Until then, the job stands aside: it neither holds nodes nor delays other jobs in the queue."""
+    """The job stands aside until this time: it neither holds nodes nor delays other jobs in the queue."""
     no_pause_before: float | None = None
     """Set because the last pause failed."""
     incident: IncidentRecord | None = None
     last_incident_ended_at: float | None = None
     awaited: AwaitedCommit | None = None
     commit_seconds: float = 0.0
-    """From the end of the newest committed step to its commit, as the control plane observed them."""
+    """Time from the end of the newest committed step to its commit, as the control plane observed them."""
     lapse: Lapse | None = None
     """Set while training goes on and the newest generation keeps no further step."""
     unstored: UnstoredOutputs | None = None
-    """Of the newest generation with outputs that are not in S3."""
+    """The outputs of the newest generation with outputs that are not in S3."""
     final_checkpoint: Step | None = None
-    """At the success of all ranks; `NO_STEP` without a checkpoint. None before, and for checks."""
+    """The newest checkpoint at the success of all ranks, or `NO_STEP`. None before, and for checks."""
     pace: Pace = field(default_factory=Pace)
     suspicion: Suspicion | None = None
     left_alone: bool = False
@@ -284,7 +284,7 @@ class Memo:
     unwatched: tuple[float, float] | None = None
     """Start and end of the last period in which no control plane worked on the job."""
     spans: tuple[JobSpan, ...] = ()
-    """What the job did lately, as far as a late report can still change it (`accounting`). Oldest first."""
+    """The spans that a late report can still change (`accounting`), oldest first."""
     rehearsal: Rehearsals = field(default_factory=Rehearsals)
     states: SealedStates = field(default_factory=SealedStates)
 
@@ -325,7 +325,7 @@ class JobRecord(Memo):
     committed_at: float | None = None
     failures: tuple[FailureRecord, ...] = ()
     microseconds: Mapping[str, int] = field(default_factory=dict[str, int])
-    """By bucket, up to `accounted_until`."""
+    """Microseconds by bucket, up to `accounted_until`."""
     node_microseconds: int = 0
     """Working time, summed over nodes, up to `accounted_until`."""
     accounted_until: float | None = None
@@ -337,11 +337,11 @@ class JobObserved:
 
     record: JobRecord
     plan: GenerationPlan | None
-    """Of `record.generation`."""
+    """The plan of `record.generation`."""
     lineage: tuple[GenerationRecord, ...]
     checkpoints: tuple[CheckpointRecord, ...]
     assigned: tuple[NodeId, ...]
-    """In the order of assignment."""
+    """The order is that of assignment."""
     nodes: Mapping[NodeId, NodeObserved]
     """All nodes that are assigned or named in the plan, and possibly others of the fleet."""
     dropped_checkpoints: frozenset[tuple[Generation, Step]] = frozenset()

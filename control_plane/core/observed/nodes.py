@@ -130,7 +130,7 @@ class BurnIn:
     level: int
     ordered_at: float
     repeat_count: int = 0
-    """Earlier slow results in a row."""
+    """Number of earlier slow results in a row."""
     result: BurnInResult | None = None
     """None while the node is untested. While a further test is pending, the result of an earlier order."""
     ended_at: float = 0.0
@@ -153,7 +153,7 @@ class NodeObserved:
     """A failing EC2 status check, which can happen on healthy instances, or empty."""
     is_connected: bool = False
     silent_seconds: float = 0.0
-    """Without the grace period after the start of this control plane."""
+    """The grace period after the start of this control plane does not count."""
     heard_at: float | None = None
     """Unix time of the agent's last message to this control plane."""
     address: str = ""
@@ -170,10 +170,10 @@ class NodeObserved:
     faults: tuple[NodeFault, ...] = ()
     burn_in: BurnInResult | None = None
     history: tuple[Implication, ...] = ()
-    """Since a person last returned the node to service, oldest first."""
+    """Incidents since a person last returned the node to service, oldest first."""
     request: Requested | None = None
-    """Fulfilled after the job has given the node up."""
+    """The fleet fulfils the request after the job has given the node up."""
     domain: str | None = None
     """The network node in EC2 to which the instance is attached."""
     notices: tuple[Notice, ...] = ()
-    """At most one per kind."""
+    """Each kind has at most one notice."""

@@ -241,7 +241,7 @@ class OutputsLost(Value, frozen=True):
 
 
 class RepeatedStepDiffers(Value, frozen=True):
-    """After a recovery, a rank repeated a step, and its state was not the state before the recovery."""
+    """A rank repeated a step after a recovery, and its state was not the state before the recovery."""
 
     step: Step
     rank: Rank

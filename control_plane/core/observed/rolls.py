@@ -34,7 +34,7 @@ class RollProgress:
     roll_id: str
     requested: tuple[NodeId, ...] = ()
     finished: tuple[NodeId, ...] = ()
-    """In the order of `FleetRoll.node_ids`, with skipped nodes: ended, held, or with a cancelled request."""
+    """The order is that of `FleetRoll.node_ids`. Skipped nodes count: ended, held, or with a cancelled request."""
     reason: Reason = NOTHING
     ended_at: float | None = None
     """Unix seconds."""

@@ -134,4 +134,4 @@ class JobSpec(JobSettings):
     initial_checkpoint: str = ""
     """The other job's checkpoint from which the job starts, or empty."""
     fleets: tuple[FleetName, ...] = ()
-    """In the user's order, including `fleet`. Empty: only `fleet`."""
+    """The fleets in the user's order, including `fleet`. Empty: only `fleet`."""

@@ -79,9 +79,9 @@ class CheckpointUpload:
     generation: Generation
     step: Step
     stored_bytes: int
-    """Of finished and running uploads."""
+    """Bytes of finished and running uploads."""
     total_bytes: int
-    """Of all shards whose upload has begun."""
+    """Bytes of all shards whose upload has begun."""
     slowest: RunningUpload
     """The running upload of which S3 has stored the smallest fraction."""
 
@@ -134,7 +134,7 @@ class Lapse:
     node_id: NodeId | None = None
     rank: Rank | None = None
     detail: str = ""
-    """For people. No code reads it."""
+    """Text for people: no code reads it."""
 
 
 class HolderState(StrEnum):
@@ -178,7 +178,7 @@ class RepeatedWork:
     """Unix time since which the job waits for this choice."""
     holders: tuple[LostHolder, ...] = ()
     wrong_steps: tuple[Step, ...] = ()
-    """Newer than `base_step`."""
+    """Damaged checkpoints that are newer than `base_step`."""
     is_stored: bool = False
     listing: StoreListing | None = None
 
