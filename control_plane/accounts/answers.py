@@ -1,10 +1,6 @@
-"""Three answers about an incident for people: its headline, its cause, and what Everstep has done about it.
+"""Three answers about an incident for people: its headline, its cause, and what Everstep has done about it. Pure.
 
-`accounts.incidents` has further texts, for example what a person can do now. The API and the dashboard show these
-sentences.
-
-Invariant: pure. A sentence states only stored facts. If no stored fact explains the failure, the answer is "Cause
-unknown" with the evidence.
+Invariant: without a stored fact that explains the failure, the answer is "Cause unknown" with the evidence.
 """
 
 from __future__ import annotations
@@ -40,7 +36,6 @@ _SIGNALS: Final[Mapping[int, str]] = {
     11: "SIGSEGV, an invalid memory access",
     15: "SIGTERM, a request to end",
 }
-"""Names and meanings of signals, by number on Linux."""
 _ENDINGS: Final[Mapping[str, str]] = {
     "Client.UserInitiatedShutdown": "someone outside Everstep terminated it",
     "Client.InstanceInitiatedShutdown": "the operating system of the instance shut the instance down",
@@ -51,21 +46,11 @@ _ENDINGS: Final[Mapping[str, str]] = {
 }
 """The person or service that ended an instance, by EC2's state reason code."""
 _BY_API: Final = "Client.UserInitiatedShutdown"
-"""State reason code of an instance that any caller of EC2's API terminated, Everstep included."""
+"""State reason code of an instance that any caller of EC2's API terminated, including Everstep."""
 
 
 def headline(cause: Cause, evidence: Sequence[Fact], nodes: Sequence[str], error: str | None) -> str:
-    """Return what failed, in a few words without a full stop.
-
-    Args:
-        cause: the cause of the incident.
-        evidence: the evidence of the incident.
-        nodes: ids of the nodes on which the failure occurred.
-        error: the exception with which the script ended the job (`script_error`), or None.
-
-    Returns:
-        Words that name the script's exception, the GPU, or the cause and its one node.
-    """
+    """Return what failed, in a few words without a full stop."""
     down = "" if absent_seconds(evidence) is None else " during an Everstep outage"
     return f"{_failed(cause, evidence, nodes, error)}{down}"
 
@@ -85,10 +70,7 @@ def _gpu(fault: Faulty) -> str | None:
 
 
 def why(account: Account) -> str:
-    """Return the cause of an incident. After an outage of the control plane, also say that its cause is unknown.
-
-    The text names the same exception, fault or instance as the incident's verdict (`accounts.incidents.verdict`).
-    """
+    """Return the cause of an incident. After an outage of the control plane, also say that its cause is unknown."""
     outage = "" if absent_seconds(account.evidence) is None else " Outage: cause unknown."
     cause = _CAUSES.get(account.cause, _other)(account).rstrip(".")
     if account.script_error is None:  # A script error begins with the name of a class, which keeps its case.
@@ -127,7 +109,6 @@ def _end_words(ended: RankEnded) -> str:
 
 
 def _progress(account: Account) -> str:
-    """Return a sentence with the highest step that the launches of a failed job reached."""
     if account.reached_step is None or account.reached_step <= FIRST_STEP:
         return "No launch finished a step."
     return f"No launch passed step {account.reached_step:,}."
@@ -153,12 +134,10 @@ def _of_an_instance(account: Account) -> str:
 
 
 def _termination(account: Account) -> InstanceEnded | None:
-    """Return EC2's report about an instance that ended."""
     return next((each for each in account.evidence if isinstance(each, InstanceEnded)), None)
 
 
 def _ended_from_outside(account: Account) -> str | None:
-    """Return the lost instance that a caller of EC2's API other than Everstep terminated, or None."""
     found = _termination(account) if account.cause is Cause.INSTANCE_TERMINATED else None
     if found is None or found.code != _BY_API or found.node_id in account.terminated_ids:
         return None
@@ -179,7 +158,6 @@ def _unknown(account: Account) -> str:
 
 
 def _facts(account: Account) -> tuple[str, ...]:
-    """Return the evidence of an incident, without the sentences which state that the control plane was not running."""
     facts = (each for each in account.evidence if not isinstance(each, ControlPlaneAbsent))
     return tuple(hang(each) if isinstance(each, Standstill) else sentence(each) for each in facts)
 
@@ -273,10 +251,6 @@ def _details(account: Account) -> Iterator[str]:
 
 
 def _restarts(account: Account) -> int | None:
-    """Return how often Everstep restarted a job whose script failed repeatedly.
-
-    None unless the job failed because its script failed again after a restart.
-    """
     if account.script_error is None or account.outcome is not IncidentOutcome.JOB_FAILED:
         return None
     if account.repeated is None:
@@ -290,7 +264,6 @@ def _skipped_step(account: Account) -> str | None:
 
 
 def _newer(account: Account) -> str:
-    """Return why training did not resume from the newest step, or an empty text."""
     reached, resumed = account.reached_step, account.from_step
     if reached is None or resumed is None or resumed >= reached or _skipped_step(account) is not None:
         return ""

@@ -35,16 +35,13 @@ class Subject:
 
     fleet: FleetFacts
     job: str = ""
-    """Name of the job. Empty for the duty of a fleet."""
+    """Empty for the duty of a fleet."""
     person: str = ""
-    """The person who controls the job. Empty while Everstep controls it."""
+    """Empty while Everstep controls the job."""
     wait: CapacityWait | None = None
     is_waiting: bool = False
-    """Whether the job waits for its first nodes."""
     reason: JobReason = ""
-    """The reason for the job's state. For a failed job, the reason for its failure."""
     rehearsal: RehearsalOutcome | None = None
-    """The newest result of a rehearsal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +51,14 @@ class Action:
     kind: ActionKind
     urgency: Urgency
     words: str
-    """One or two imperative sentences that say what to do."""
     command: str
-    """The command for the first step of the action."""
     further_commands: tuple[str, ...] = ()
-    """Commands for the next step. The person chooses one of them."""
     node_id: str | None = None
-    """The held node that the action is about. None for an action about the job."""
     is_recommended: bool = False
-    """Whether Everstep recommends the action instead of waiting."""
     min_node_count: int | None = None
-    """The MinNodeCount that the action gives the job. None for an action that leaves MinNodeCount unchanged."""
+    """The MinNodeCount that the action sets. None if the action leaves MinNodeCount unchanged."""
     step: int | None = None
-    """The checkpoint from which the job continues after the action. None for the beginning and for other actions."""
+    """The checkpoint from which the job continues. None for the beginning and for other actions."""
 
 
 def sentence(duty: PersonDuty) -> str:
@@ -219,7 +211,6 @@ def action(done: PersonAction, subject: Subject) -> Action:
 
 
 def _repeat(done: PersonAction, choice: RepeatedWork, job: str) -> Action:
-    """Return the consent for which a job waits before it repeats much training, in words."""
     count = choice.newest_step - choice.base_step
     cost = "" if choice.seconds is None else f", about {choice.seconds / 60:.0f} minutes of training"
     start = "the beginning" if choice.base_step <= FIRST_STEP else f"step {choice.base_step:,}"

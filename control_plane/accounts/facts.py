@@ -71,7 +71,6 @@ _FAULTS: Final[Mapping[str, str]] = {
     FaultCode.MEMORY_FULL: "too little memory",
     FaultCode.RANKS_NOT_GONE: "processes that do not exit",
 }
-"""Names of faults. A fault without a name has the words of its code."""
 _ODD: Final[Mapping[facts.Oddity, str]] = {
     facts.Oddity.STOPPED: "stopped",
     facts.Oddity.BEHIND: "at an earlier step than the other ranks",
@@ -206,7 +205,7 @@ def sentence(fact: facts.Fact) -> str:
 
 
 def lemon(fact: facts.Lemon) -> str:
-    """Return in which incidents a lemon (a node with too many incidents) was involved."""
+    """Return in which incidents a lemon was involved."""
     involvements = ", ".join(f"{code_words(each.what)} ({each.incident_id})" for each in fact.involvements)
     return f"it was involved in {len(fact.involvements)} incidents within {fact.hours:g} h: {involvements}"
 

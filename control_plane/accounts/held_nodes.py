@@ -1,10 +1,4 @@
-"""The advice for a held node: whether a person should terminate, release or first inspect the node, and why.
-
-A fleet holds a node if it neither uses nor terminates the node, usually until a person decides. The API shows the
-advice with the node and with its incident.
-
-Invariant: pure.
-"""
+"""The advice for a held node: whether a person should terminate, release or first inspect the node, and why."""
 
 from __future__ import annotations
 
@@ -32,29 +26,17 @@ class HoldDecision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HoldAdvice:
-    """Advice about a node that Everstep keeps for a person's inspection: what to do, why, and by which commands."""
+    """Advice about a held node: what to do, why, and by which commands."""
 
     decision: HoldDecision
     words: str
-    """One or two imperative sentences that say what to do and why. They contain the node's id."""
     command: str
-    """The command for the first step."""
     further_commands: tuple[str, ...] = ()
-    """Alternative commands for the time after the inspection. Empty unless the decision is INSPECT."""
+    """Alternative commands after the inspection. Empty unless the decision is INSPECT."""
 
 
 def advice(node_id: str, hold: Hold, reason: Reason, price_usd_per_hour: float | None = None) -> HoldAdvice:
-    """Return the advice for a node that the fleet holds, that is, neither uses nor terminates.
-
-    Args:
-        node_id: EC2 instance id, which the sentence and the commands contain.
-        hold: why the fleet holds the node: silent, probably faulty, failed, or at a person's request.
-        reason: why the fleet holds the node, for example a fault that its agent reported.
-        price_usd_per_hour: price of the instance. If the fleet has no price (None), the sentence omits the cost.
-
-    Returns:
-        The recommended decision, its reason in words, and the commands that carry it out.
-    """
+    """Return the advice for a held node. Without a price, the sentence omits the cost."""
     release = f"everstep nodes release {node_id}"
     terminate = f"{release} --terminate"
     fault = hardware_fault(reason)

@@ -1,7 +1,5 @@
 """The account of an incident for people: what failed, how it ended, what it cost, and what a person can do now.
 
-The API, the command line, the dashboard and the post-mortem show these sentences, so that they never disagree.
-
 Invariant: pure. A sentence states only stored facts. An unknown fact is omitted.
 """
 
@@ -29,7 +27,7 @@ from control_plane.core.states import JobState
 from everstep.protocol.ids import FIRST_STEP, Step
 
 _SAME_PASS_SECONDS = 1.0
-"""If two stored times differ by at most so many seconds, both count as times of the same decision of the job loop."""
+"""Two stored times that differ by at most this count as times of the same decision of the job loop."""
 
 
 class IncidentOutcome(StrEnum):
@@ -62,7 +60,6 @@ class JobCourse:
 
     state: JobState
     ended_at: float | None
-    """End of the job, in Unix seconds. None if the job has not ended."""
     queued_at: tuple[float, ...]
     """Times at which the job entered the queue, in Unix seconds."""
 
@@ -88,42 +85,34 @@ class Account(IncidentCourse):
     fleet_name: str
     outcome: IncidentOutcome
     job_reason: JobReason
-    """Reason of the job's current state. For a failed job, this is the reason of the failure."""
     taken_over_by: str = ""
-    """The person who controls the job. Empty while Everstep controls it."""
+    """Empty while Everstep controls the job."""
     reached_step: Step | None = None
     """Newest step before the failure. For a job that ended during the incident: the newest step of any generation."""
     repeated_steps: int | None = None
-    """Steps that training repeated. None until the control plane has chosen the step to restore."""
+    """None until the control plane has chosen the step to restore."""
     kept_step: Step | None = None
-    """Step of the job's newest complete checkpoint in S3. None without a checkpoint."""
+    """Step of the job's newest complete checkpoint in S3, or None."""
     first_step: Step = FIRST_STEP
-    """Step from which the job started: that of its InitialCheckpoint, or 0."""
+    """Step of the job's InitialCheckpoint, or 0."""
     held: tuple[HeldNode, ...] = ()
     cost_usd: float | None = None
     wait: CapacityWait | None = None
-    """The wait for instances whose launches fail. None for a closed incident and while launches succeed."""
+    """None for a closed incident and while launches succeed."""
     is_long_wait: bool = False
-    """Whether Everstep asks a person about the wait, because the next attempt is far away (`core.capacity.is_long`)."""
     instance_type: str = ""
-    """Instance type of the fleet. Empty if unknown."""
     availability_zone: str = ""
-    """Zone of the fleet. Empty if unknown."""
     price_usd_per_hour: float | None = None
-    """Price of one node of the fleet. None if the fleet has no price."""
     idle_count: int = 0
-    """Number of nodes of the fleet that no job uses now. 0 unless the job failed with this incident."""
+    """Number of idle nodes of the fleet. 0 unless the job failed with this incident."""
     node_count: int = 0
-    """Number of nodes that the job requests."""
     least_node_count: int = 0
-    """Smallest number of nodes on which the job may continue."""
     terminated_ids: tuple[str, ...] = ()
-    """Lost instances that Everstep itself terminated."""
     generation_before: int = 0
 
     @property
     def failed_rank(self) -> int | None:
-        """The first rank whose end is part of the evidence. None without such a rank."""
+        """The first rank whose end is part of the evidence, or None."""
         return next((each.rank for each in self.evidence if isinstance(each, RankEnded)), None)
 
     @property
@@ -153,11 +142,7 @@ class Account(IncidentCourse):
 
     @property
     def lost_steps(self) -> int | None:
-        """Number of steps that the incident cost.
-
-        If the job ended during the incident, all steps after the newest checkpoint are lost. Otherwise training repeats
-        the lost steps. None if the number is unknown.
-        """
+        """If the job ended, all steps after the newest checkpoint. Otherwise the repeated steps. None if unknown."""
         if not self.has_ended_the_job:
             return self.repeated_steps
         return None if self.reached_step is None else max(0, self.reached_step - (self.kept_step or self.first_step))
@@ -169,10 +154,7 @@ class Account(IncidentCourse):
 
 
 def script_error(cause: Cause, outcome: IncidentOutcome, job_reason: JobReason) -> str | None:
-    """Return the exception (class and message) with which the script ended the job of an incident.
-
-    None if the job has not failed by an exception of its script.
-    """
+    """Return the exception (class and message) of the script that ended the job, or None."""
     if outcome is not IncidentOutcome.JOB_FAILED or cause is not Cause.RANK_EXIT:
         return None
     return job_reason.because.failure.error if isinstance(job_reason, GaveUp) else None
@@ -238,7 +220,6 @@ def verdict(account: Account, now: float) -> str:
 
 
 def _may_shrink(account: Account) -> bool:
-    """Return whether a person can let a waiting job continue on the nodes that it has."""
     return account.wait is not None and 0 < account.node_count - account.wait.missing_count < account.least_node_count
 
 
@@ -273,7 +254,6 @@ def _ending(account: Account, now: float) -> str:
 
 
 def _waiting(account: Account) -> str:
-    """Return a clause for users: that Everstep is recovering the job, or what the job waits for."""
     if account.wait is not None:
         return f"The job waits for {missing(account)}"
     waits = jobs.waiting(account.job_reason)
@@ -281,7 +261,6 @@ def _waiting(account: Account) -> str:
 
 
 def _loss(account: Account) -> str:
-    """Return the end of a sentence that states how many steps the job has lost, or an empty text if unknown."""
     if account.lost_steps is None:
         return ""
     if not account.has_ended_the_job or account.lost_steps == 0:
@@ -290,11 +269,7 @@ def _loss(account: Account) -> str:
 
 
 def continuing_cost(account: Account, now: float) -> str:
-    """Return what the incident costs from now on, as a sentence, or an empty text if it costs nothing more.
-
-    During a wait for instances, the sentence also contains the cost until the next attempt, unless a person should
-    decide to continue on fewer nodes. `now`: Unix seconds.
-    """
+    """Return what the incident costs from now on, as a sentence, or an empty text if it costs nothing more."""
     price = account.price_usd_per_hour
     if account.outcome is IncidentOutcome.JOB_FAILED:
         if account.idle_count == 0:

@@ -113,7 +113,6 @@ _PHASES: Final[Mapping[str, str]] = {
     "restore": "restoring the state",
     FIRST_STEP_PHASE: "making the first step",
 }
-"""Phases of a rank before its first new step."""
 _UNKEPT: Final[Mapping[UnkeptCause, str]] = {
     UnkeptCause.LATE: "the ranks finish steps before their agents can propose them",
     UnkeptCause.STATE: "no restart could restore the state",
@@ -131,7 +130,6 @@ SOURCES: Final[Mapping[str, str]] = {
     "parity": "parity in the memory of other nodes",
     "s3": "a checkpoint in S3",
 }
-"""Names of the sources from which ranks restore their state."""
 _KEEP: Final = (
     "NotKept: the script wrote it outside of everstep.training.output_dir(). To keep such files, submit with "
     "`--keep PATTERN`"
@@ -280,8 +278,7 @@ def kept_options(options: Sequence[KeptOption]) -> str:
 def queue_words(plan: QueueSchedule, run: RunId) -> str:
     """Return why a queued job waits: its position, the jobs ahead, and the numbers of nodes.
 
-    Members of the job's project read this text. The text names jobs of this project. It only counts jobs of other
-    projects.
+    Members of the job's project read this text, so it names only jobs of this project and counts the others.
     """
     place = plan.place_of(run)
     if place is None:
@@ -305,16 +302,12 @@ def queue_words(plan: QueueSchedule, run: RunId) -> str:
 
 
 def _needs_words(job: FleetJob) -> str:
-    """Return the number of nodes that a queued job needs, and the number that suffices after `patience_seconds`."""
     is_elastic = 0 < job.least_node_count < job.node_count
     return f"{job.node_count} nodes" + (f" (or {job.least_node_count} after its patience)" if is_elastic else "")
 
 
 def forecast_words(spec: JobSettings) -> str:
-    """Return a sentence about the possible numbers of nodes of an elastic job, for the API's preview of a new job.
-
-    Empty if the job can have only one number of nodes.
-    """
+    """Return a clause about the possible numbers of nodes of an elastic job. Empty if only one number is possible."""
     words: list[str] = []
     if spec.least_node_count < spec.node_count:
         words.append(
@@ -351,11 +344,7 @@ def policy_words(
     max_bytes_per_second: int | None,
     on_notice: bool,
 ) -> str:
-    """Return a clause for users that lists when a job makes a checkpoint.
-
-    `on_notice` says whether the job also makes a checkpoint when AWS announces the end of a node. The function
-    `core.checkpoints.contradictions` documents the other arguments.
-    """
+    """Return a clause for users that lists when a job makes a checkpoint."""
     budget = f" and {max_bytes_per_second:,} bytes per second and node" if max_bytes_per_second else ""
     causes = [
         *([f"every {every_steps:,} steps"] if every_steps else []),
@@ -368,7 +357,7 @@ def policy_words(
 
 
 def lapsed(of: reasons.Lapsed) -> str:
-    """Return a sentence without a period: which step is kept, how far training is, and why."""
+    """Return a sentence without a full stop: which step is kept, how far training is, and why."""
     lapse = of.lapse
     where = "" if lapse.node_id is None else f"{lapse.node_id}: "
     where = where if lapse.rank is None else f"rank {lapse.rank} on {where}"
@@ -467,7 +456,6 @@ def _waits_for_members(of: reasons.Waits) -> list[str]:
 
 
 def _consent(of: reasons.AwaitsConsent) -> str:
-    """Return what exists, why newer steps are out of reach, and what each choice costs."""
     choice = of.choice
     what = "the beginning" if choice.base_step <= FIRST_STEP else f"step {choice.base_step}"
     where = f"the checkpoint of {what}" if choice.is_stored else what

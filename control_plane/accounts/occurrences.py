@@ -1,7 +1,4 @@
-"""Provides one sentence for each cause of an incident, which says what happened, and joins names of nodes for it.
-
-Invariant: pure.
-"""
+"""One sentence for each cause of an incident, which says what happened. Pure."""
 
 from __future__ import annotations
 
@@ -27,17 +24,11 @@ _OCCURRENCES: Mapping[Cause, str] = {
     Cause.SHRUNK: "lost nodes were not replaced",
     Cause.GROUP_LOST: "all nodes that held a shard were lost",
 }
-"""Sentences that say what happened, by cause.
-
-Ids of nodes replace `{node}` and `{instance}`. `{on}` becomes ` on` and the ids.
-"""
+"""Ids of nodes replace `{node}` and `{instance}`. `{on}` becomes ` on` and the ids."""
 
 
 def occurrence(cause: Cause, nodes: Sequence[str] = ()) -> str:
-    """Return what happened in an incident, as a sentence without its full stop.
-
-    The sentence names the nodes in `nodes`.
-    """
+    """Return what happened in an incident, as a sentence without its full stop."""
     ids = listed(nodes)
     return capital(
         _OCCURRENCES[cause].format(
@@ -50,10 +41,7 @@ def occurrence(cause: Cause, nodes: Sequence[str] = ()) -> str:
 
 
 def brief_occurrence(cause: Cause, nodes: Sequence[str]) -> str:
-    """Return `occurrence` with the id of the one node that failed.
-
-    The sentence names no node if a rank or a shard failed, or if several nodes failed, possibly for different causes.
-    """
+    """Return `occurrence` with the id of the failed node, if one node failed as a whole."""
     is_of_one_node = len(nodes) == 1 and "{on}" not in _OCCURRENCES[cause]
     return occurrence(cause, nodes if is_of_one_node else ())
 

@@ -1,7 +1,6 @@
 """Messages for a rank that ran out of memory: the cause, the sizes, and advice. Pure.
 
-Invariant: a message says "probably" if the only evidence is that the node's counter of out-of-memory kills rose. No
-decision depends on these messages.
+Invariant: a message says "probably" if the only evidence is the node's counter of out-of-memory kills.
 """
 
 from __future__ import annotations
@@ -15,17 +14,7 @@ GPU_ADVICE = "lower the batch size, checkpoint activations, or shard the model o
 
 
 def sentence(rank: Rank, node: NodeId, end: MemoryEnd) -> str:
-    """Return how a rank ran out of memory, as one sentence without a full stop.
-
-    Args:
-        rank: the rank that ended.
-        node: the node where the rank ran.
-        end: the agent's evidence about the memory at the rank's end.
-
-    Returns:
-        For instance "rank 3 on i-07 ran out of memory: the kernel killed it at 61.2 GiB, with 61.9 GiB of 62.0 GiB in
-        use".
-    """
+    """Return how a rank ran out of memory, as one sentence without a full stop."""
     whose = f"rank {rank} on {node}"
     if end.source is MemorySource.EXCEPTION:
         what = "GPU memory" if end.kind is MemoryKind.GPU else "memory"

@@ -1,17 +1,5 @@
 """The post-mortem of an incident as a Markdown document.
 
-    # Post-mortem: job gpt, 2026-03-01 12:00 UTC
-    verdict            what failed, and the state of the job
-    ## Impact          figures; the phases add up to the interruption
-    ## Timeline        UTC
-    ## Evidence
-    ## Decision
-    ## Last lines before the failure
-    ## Stacks          only if ranks hung
-    ## Notes
-    ## Similar incidents
-    ## What to do
-
 Invariant: pure. Text of users, ranks and AWS never becomes a heading or a table of the document.
 """
 
@@ -80,23 +68,17 @@ class PostMortem:
 
     account: Account
     duty: PersonDuty
-    """The duty of a person because of the incident."""
     subject: Subject
     owner: str
-    """The person who handles the incident (its owner). Empty if it has no owner."""
     acknowledged_by: str
-    """The person who acknowledged the incident. Empty if nobody has acknowledged it."""
     events: tuple[TimelineEntry, ...]
-    """Stored events around the incident, in any order."""
     lines: tuple[str, ...]
-    """The last log lines of the failed generation before the failure, oldest first."""
     lines_missing: str
-    """Why `lines` is empty although ranks may have printed lines. Empty if no lines are missing."""
+    """The reason why `lines` is empty although ranks may have printed lines. Empty if no lines are missing."""
     stacks: tuple[Stack, ...]
     notes: tuple[WrittenNote, ...]
     similar: tuple[SimilarIncident, ...]
     written_at: float
-    """Time at which the document is written, in Unix seconds."""
 
 
 def markdown(post_mortem: PostMortem) -> str:

@@ -155,7 +155,6 @@ def _launches(reason: causes.LaunchesFail) -> str:
 
 
 def _filled(template: str, reason: Value) -> str:
-    """Return a template with the reason's fields, and each reason among them as a sentence."""
     fields = {name: _shown(getattr(reason, name)) for name in reason.__struct_fields__}
     return template.format(**fields, where_to_look=_WHERE_TO_LOOK)
 

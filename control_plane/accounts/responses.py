@@ -21,7 +21,6 @@ from everstep.protocol.agent_messages import Obstacle
 
 _NO_PACKAGE: Final = "Name missing packages in a requirements file of the source (--requirements)"
 _ADVICE: Final[Mapping[str, str]] = {"ImportError": _NO_PACKAGE, "ModuleNotFoundError": _NO_PACKAGE}
-"""The advice to the user, by the class of the exception."""
 _CHECKPOINT_WAITS: Final[Mapping[CheckpointWaitKind, str]] = {
     CheckpointWaitKind.NO_STEP: "there was no step to keep",
     CheckpointWaitKind.IN_S3: "step {step} is in S3",
@@ -151,7 +150,6 @@ def _failure(of: incidents.FailureRecord) -> str:
 
 
 def _ended(of: incidents.FailureRecord) -> str:
-    """Return which rank ended first, how, and what the user can do."""
     who = "a rank" if of.rank is None or of.node_id is None else f"rank {of.rank} on {of.node_id}"
     if of.code < 0:
         return f"{who} ended first, with {_signal_name(-of.code)}"
@@ -162,7 +160,6 @@ def _ended(of: incidents.FailureRecord) -> str:
 
 
 def _signal_name(number: int) -> str:
-    """Return the name of a signal, such as SIGKILL, or its number if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:

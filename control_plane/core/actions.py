@@ -1,9 +1,7 @@
 """The results of decisions about jobs and fleets: what to store, and which actions to execute.
 
-The control plane decides about each job and each fleet at short intervals. A decision has two parts. The control plane
-first writes the stored part (`record`, `plan`, `incidents`, `events` …) in one transaction. Then it executes the
-actions: it sends messages to agents and calls AWS. Each action is idempotent and follows from stored state. If a
-control plane crashes between the two parts, its successor therefore decides on the same actions again.
+Invariant: each action is idempotent and follows from the stored part of the decision (`record`, `plan`, `incidents` …),
+which is written first. After a crash in between, the next control plane decides on the same actions again.
 """
 
 from __future__ import annotations
@@ -58,10 +56,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendLoad:
-    """Send a node the stored plan of its generation.
-
-    The executor (`loop.executor`) adds the key with which the agents of the generation authenticate each other.
-    """
+    """Send a node the stored plan of its generation. The executor adds the key by which agents trust each other."""
 
     node_id: NodeId
     plan: GenerationPlan
@@ -85,22 +80,19 @@ class SetDesired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchInstances:
-    """Launch instances into an Auto Scaling group. AWS raises the desired capacity, and returns ids and errors at once.
-
-    A repeated action has the same key, count and zone, so that AWS launches only once.
-    """
+    """Launch instances, and return their ids and errors at once. A repeated action has the same key, count and zone."""
 
     group: str
     key: str
     count: int
     desired_count: int
-    """Desired capacity that the group has after the call."""
+    """Desired capacity of the group after the call."""
     zone: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminateMember:
-    """Terminate one instance by its id, or remove an instance that has already ended from its Auto Scaling group."""
+    """Terminate one instance by its id, or remove an ended instance from its Auto Scaling group."""
 
     group: str
     node_id: NodeId
@@ -110,10 +102,7 @@ class TerminateMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebootMember:
-    """Reboot one instance by its id, once for each time that its node enters the state REBOOTING.
-
-    `since` is the Unix time at which the node entered this state.
-    """
+    """Reboot one instance, once for each Unix time `since` at which its node enters the state REBOOTING."""
 
     group: str
     node_id: NodeId
@@ -122,23 +111,17 @@ class RebootMember:
 
 
 def reboot_key(node_id: NodeId, since: float) -> str:
-    """Return the key of the database row in which the control plane records a node's reboot before it calls EC2.
-
-    `since` is the Unix time at which the node entered the state REBOOTING.
-    """
+    """Return the key of the database row in which the control plane records a reboot before it calls EC2."""
     return f"reboot/{node_id}/{since:.3f}"
 
 
 LAUNCH_CALL = "LaunchInstances"
-"""Name under which the control plane stores a call of LaunchInstances before it makes the call."""
+"""The control plane stores a call of LaunchInstances under this name before it makes the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendKeepEvidence:
-    """Send an agent the order to upload its own log and its ranks' output to S3.
-
-    The fleet loop sends this order to the agents of nodes that a person will inspect.
-    """
+    """Order an agent to upload its own log and its ranks' output to S3, before a person inspects the node."""
 
     node_id: NodeId
 
@@ -154,25 +137,22 @@ class CompleteTermination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldTermination:
-    """Extend a terminating lifecycle hook by its timeout, so that the job can store its last step before AWS ends the
-    node.
-    """
+    """Extend a terminating lifecycle hook by its timeout, so that the job can store its last step."""
 
     group: str
     hook: str
     node_id: NodeId
     seconds: float
-    """The hook's timeout in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryLaunch:
-    """After a failed launch, request again the capacity that the Auto Scaling group already desires."""
+    """Request again the capacity that the Auto Scaling group already desires, after a failed launch."""
 
     group: str
     desired_count: int
     failed_at: float
-    """Time at which the newest launch failed, in Unix seconds. Each failed launch causes at most one retry."""
+    """Unix seconds. Each failed launch causes at most one retry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,15 +161,11 @@ class ResumeLaunch:
 
     group: str
     reason: str
-    """AWS's reason for the suspension."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtectMembers:
-    """Protect instances of an Auto Scaling group from scale-in.
-
-    An instance lacks protection if its group launched it before the group was set to protect new instances.
-    """
+    """Protect instances from scale-in that their group launched before it protected new instances."""
 
     group: str
     node_ids: tuple[NodeId, ...]
@@ -197,15 +173,9 @@ class ProtectMembers:
 
 JobAction = Send | SendLoad | PutManifest
 MemberAction = SetDesired | LaunchInstances | TerminateMember | RebootMember | CompleteTermination
-"""Actions that change the members of a fleet's Auto Scaling group, or the members' state.
-
-After such an action, earlier answers of AWS about the group are outdated, and the control plane ignores them.
-"""
+"""Earlier answers of AWS about the group are outdated after such an action, and the control plane ignores them."""
 GroupAction = MemberAction | HoldTermination | RetryLaunch | ResumeLaunch | ProtectMembers
-"""Actions on a fleet's Auto Scaling group or on its instances.
-
-Before it executes such an action, the executor records the intended call in the database.
-"""
+"""The executor records the call in the database before it executes such an action."""
 FleetAction = GroupAction | Send | SendKeepEvidence
 
 
@@ -215,17 +185,12 @@ class EventDraft:
 
     type: str
     message: Message
-    """What happened. Without `reason`, the whole message."""
     reason: Reason | None = None
-    """Why it happened. The stored message contains its sentence after a colon."""
+    """The stored message contains the sentence of this reason after a colon."""
     node_id: NodeId | None = None
     run: RunId | None = None
-    """The run of the job that the event is about. Only users of this job's project may read the event.
-
-    An event about a node names the job that the node works for, or last worked for.
-    """
+    """Only users of this job's project may read the event. For an event about a node: its current or last job."""
     detail: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Details that are too long for the message. JSON values only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,20 +198,15 @@ class Decision:
     """The decision about a job: what the job loop stores, and which actions it then executes."""
 
     record: JobRecord
-    """The job's record to store. It equals the record from which the decision was made if nothing changed."""
     actions: tuple[JobAction, ...] = ()
     plan: GenerationPlan | None = None
-    """The plan of a new generation, to store with the record."""
     fleet: FleetName | None = None
-    """The fleet to whose queue the job moves. None means that the job stays in its fleet."""
+    """The fleet to whose queue the job moves. None if the job stays in its fleet."""
     incidents: tuple[IncidentRecord, ...] = ()
-    """Incidents that the decision opened, changed or closed."""
     implications: tuple[Implication, ...] = ()
-    """Entries for the histories of nodes that were involved in incidents."""
     doubted: tuple[DoubtedCheckpoint, ...] = ()
-    """Checkpoints whose content differed from the manifest when nodes loaded them."""
     settled_spans: tuple[tuple[JobSpan, int], ...] = ()
-    """Spans of the job's time that no later report can change, with their ends. The record no longer contains them."""
+    """Spans that no later report can change, with their ends. The record no longer contains them."""
     events: tuple[EventDraft, ...] = ()
     requeue_after_seconds: float = 1.0
 
@@ -261,27 +221,20 @@ class FleetDecision:
     """The decision about a fleet: what the fleet loop stores, and which actions it then executes."""
 
     records: tuple[NodeRecord, ...] = ()
-    """Changed rows of the node table."""
     actions: tuple[FleetAction, ...] = ()
     desired_count: int = 0
-    """The number of nodes that the fleet needs."""
     vacancies: Vacancies = ()
-    """Instances that the Auto Scaling group desires but lacks, as input for the next decision about the fleet."""
     is_frozen: bool = False
     is_blind: bool = False
-    """Whether most of the fleet's agents are silent, even if a person has confirmed that the silent nodes are lost.
+    """Whether most of the agents are silent, even if a person has confirmed that the silent nodes are lost.
 
-    After the confirmation, the fleet acts on the silence again. The fleet loop deletes the confirmation when it stores
-    a decision with False here. While automation is paused, True only keeps the confirmation.
+    False deletes the stored confirmation.
     """
     reasons: tuple[Reason, ...] = ()
-    """Why the fleet is frozen or waits, or how many nodes it keeps."""
     implications: tuple[Implication, ...] = ()
-    """Entries for the fault histories of nodes that work for no job."""
     events: tuple[EventDraft, ...] = ()
     forgotten: tuple[NodeId, ...] = ()
     """Nodes whose instances have ended. The control plane deletes the last reports of their agents."""
     roll_progress: RollProgress | None = None
-    """The progress of the fleet's newest roll (replacement or reboot of all its nodes). None without a roll."""
     is_empty: bool = False
-    """Whether the fleet is being deleted and has no more nodes. If so, the control plane deletes the fleet's row."""
+    """Whether the fleet is being deleted and has no nodes. The control plane then deletes the fleet's row."""

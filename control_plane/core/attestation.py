@@ -1,7 +1,6 @@
 """Checks an agent's identity from its signed request and STS's answer (`everstep.protocol.attestation`).
 
-Invariant: pure and strict. The checks accept only requests in the exact form that Everstep's agents send. Each refusal
-states its reason in a sentence.
+Invariant: pure and strict. The checks accept only requests in the exact form that Everstep's agents send.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ _INSTANCE: Final = re.compile(r"i-[0-9a-f]{8,17}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """The parts of a signed STS request that the agent sends to the control plane.
-
-    The control plane derives all other parts itself.
-    """
+    """The parts of a signed STS request that the agent sends. The control plane derives all other parts itself."""
 
     authorization: str
     amz_date: str
@@ -52,29 +48,16 @@ class Principal:
 
 
 def nonce(key: bytes, random: bytes, now: float) -> str:
-    """Return a nonce: an expiry, random bytes, and a seal (a keyed digest of the other two parts).
+    """Return a nonce `<end>.<random>.<seal>` with hexadecimal parts. The seal is a keyed digest of the other two.
 
-    When an agent returns the nonce, the server verifies the seal. It therefore need not store the nonces that it
-    issues.
-
-    Args:
-        key: the server's secret key, used for nonces only.
-        random: uint8[16], never used before.
-        now: Unix seconds.
-
-    Returns:
-        `<end>.<random>.<seal>`, with hexadecimal parts.
+    `key` is used for nonces only. `random` is uint8[16], never used before.
     """
     payload = f"{int(now) + attestation.NONCE_SECONDS:x}.{random.hex()}"
     return f"{payload}.{_seal(key, payload)}"
 
 
 def nonce_end(key: bytes, given: str, now: float) -> int | None:
-    """Return the Unix time at which a nonce expires, if this server created it and it is still valid.
-
-    Return None if this server did not create the nonce, or if the nonce has expired. The function does not detect that
-    a nonce is used twice. The database detects this.
-    """
+    """Return the Unix time at which a nonce of this server expires, or None. Only the database detects a second use."""
     payload, _, seal = given.rpartition(".")
     if not hmac.compare_digest(seal.encode(), _seal(key, payload).encode()):
         return None
@@ -83,17 +66,7 @@ def nonce_end(key: bytes, given: str, now: float) -> int | None:
 
 
 def refusal_of_signature(signature: Signature, region: str) -> str:
-    """Return why an agent's signed request has the wrong form, or an empty string if its form is correct.
-
-    The control plane checks the form before it sends the signature to STS.
-
-    Args:
-        signature: as the agent sent it.
-        region: the control plane's own region.
-
-    Returns:
-        A sentence, or an empty string if the form is correct. STS checks afterwards whether the signature is genuine.
-    """
+    """Return why an agent's signed request has the wrong form, or an empty string. STS then verifies the signature."""
     parts = _AUTHORIZATION.fullmatch(signature.authorization)
     if (
         parts is None
@@ -111,16 +84,7 @@ def refusal_of_signature(signature: Signature, region: str) -> str:
 
 
 def sts_headers(signature: Signature, *, server_id: str, nonce: str) -> Mapping[str, str]:
-    """Return the headers of the request to STS, except `host`. The HTTP client adds `host`.
-
-    Args:
-        signature: a signature that `refusal_of_signature` has accepted.
-        server_id: this server's id, so that STS rejects a signature made for another server.
-        nonce: the nonce that this server issued to the agent for this attempt to join.
-
-    Returns:
-        Header values by name.
-    """
+    """Return the headers of the request to STS, except `host`. `server_id` excludes signatures for another server."""
     return {
         **attestation.headers(server_id=server_id, nonce=nonce),
         "x-amz-date": signature.amz_date,
@@ -130,19 +94,9 @@ def sts_headers(signature: Signature, *, server_id: str, nonce: str) -> Mapping[
 
 
 def refusal_of_principal(principal: Principal, *, account: str, role_name: str, node_id: NodeId) -> str:
-    """Return why an AWS identity is not that of the node that the agent names, or an empty string if it is.
+    """Return why an AWS identity is not that of the node that the agent names, or an empty string.
 
-    The session name of an instance role is the instance id. If the role's trust policy admits only EC2, nobody else can
-    open a session with this name.
-
-    Args:
-        principal: account, role and session from the answer of STS.
-        account: the control plane's own account.
-        role_name: the role of the fleet's nodes.
-        node_id: the node that the agent claims to be.
-
-    Returns:
-        A sentence, or an empty string if the principal is that node.
+    If the role's trust policy admits only EC2, nobody else can open a session whose name is the instance id.
     """
     parts = _ROLE_SESSION.fullmatch(principal.arn)
     if parts is None:

@@ -1,13 +1,10 @@
 """Values of a metric's points by node or by rank, for charts with one line per node or rank. No I/O.
 
-    Breakdown    the values of one point, by key: the id of a node, or the number of a rank
-    encoded      the breakdowns of all points of a chunk (a stored series of consecutive points), in one column
-
     encoded, little-endian    version uint8, key count uint16, bytes of all keys uint32, CRC-32 of the points uint32
                               keys as UTF-8, joined by newlines
                               values float32[point count, key count]; NaN: the point has no value for the key
 
-Invariant: a breakdown has at most `MAX_SERIES` keys, so a chunk of n points takes at most n × 256 bytes of values.
+Invariant: a breakdown has at most `MAX_SERIES` keys, so a chunk of n points has at most n × 256 bytes of values.
 """
 
 from __future__ import annotations
@@ -21,12 +18,11 @@ from dataclasses import dataclass
 from everstep.protocol.agent_messages import MAX_SERIES
 
 MIN_SERIES = 2
-"""Fewest nodes or ranks of a breakdown. The value of a single node or rank would equal the value of the point."""
+"""A single node or rank needs no breakdown: its value equals that of the point."""
 _VERSION = 1
 _HEAD = struct.Struct("<BHII")
 _VALUE_BYTES = 4
 _MAX_VALUE = (2 - 2**-23) * 2.0**127
-"""The largest finite float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +41,13 @@ class Breakdown:
 
 
 def broken_down(values: Mapping[str, float]) -> Breakdown | None:
-    """Return the values of nodes or ranks as a breakdown.
-
-    Args:
-        values: values by key. Values that are not finite, or too large for a float32, are left out.
-
-    Returns:
-        The breakdown. None for fewer than `MIN_SERIES` or more than `MAX_SERIES` values.
-    """
+    """Return the breakdown of the values that fit a float32, or None beyond `MIN_SERIES` to `MAX_SERIES` values."""
     stored = {key: value for key, value in values.items() if abs(value) <= _MAX_VALUE}
     return _packed(stored) if MIN_SERIES <= len(stored) <= MAX_SERIES else None
 
 
 def averaged(breakdowns: Iterable[tuple[Breakdown | None, int]]) -> Breakdown | None:
-    """Return the breakdown of a point that joins several points: the mean of each node or rank.
-
-    Args:
-        breakdowns: the breakdown of each point, oldest first, with the number of values in the point as its weight.
-
-    Returns:
-        The means. If there are more than `MAX_SERIES` keys, only those of the newest points have a mean. None if no
-        point has a breakdown.
-    """
+    """Return the weighted mean of each node or rank, or None if no point (oldest first) has a breakdown."""
     rows = [(each.values, weight) for each, weight in breakdowns if each is not None]
     keys = newest_keys(row for row, _ in rows)
     means: dict[str, float] = {}
@@ -78,16 +59,7 @@ def averaged(breakdowns: Iterable[tuple[Breakdown | None, int]]) -> Breakdown | 
 
 
 def encoded(breakdowns: Sequence[Breakdown | None], points: bytes) -> bytes | None:
-    """Encode the breakdowns (values by node or rank) of a stored series of points.
-
-    Args:
-        breakdowns: one entry per point of the series, oldest first.
-        points: the packed points. The result contains their CRC-32, by which `decoded` recognizes changed points.
-
-    Returns:
-        The bytes. If there are more than `MAX_SERIES` keys, they contain only the keys of the newest points. None if no
-        point has a breakdown.
-    """
+    """Encode one breakdown per point of a stored series, oldest first, with the CRC-32 of the packed `points`."""
     rows = [each.values if each is not None else {} for each in breakdowns]
     keys = sorted(newest_keys(rows))
     if not keys:
@@ -102,22 +74,13 @@ def encoded(breakdowns: Sequence[Breakdown | None], points: bytes) -> bytes | No
 
 
 def decoded(data: bytes | None, points: bytes, count: int) -> tuple[Breakdown | None, ...]:
-    """Decode the breakdowns (values by node or rank) of a stored series of points.
-
-    Args:
-        data: what `encoded` returned, or None. Bytes of an unknown version count as None.
-        points: the packed points of the same series. A server of a version without breakdowns changes the points alone;
-            the breakdowns are then dropped, because they may belong to other points.
-        count: number of points in `points`.
-
-    Returns:
-        One entry per point.
-    """
+    """Decode the breakdowns of `count` packed points. Bytes of an unknown version count as None."""
     nothing: tuple[None, ...] = (None,) * count
     if data is None or len(data) < _HEAD.size:
         return nothing
     version, key_count, text_bytes, checksum = _HEAD.unpack_from(data)
     row_bytes, start = key_count * _VALUE_BYTES, _HEAD.size + text_bytes
+    # A server of a version without breakdowns changes the points alone, so the breakdowns may belong to other points.
     if version != _VERSION or checksum != zlib.crc32(points) or len(data) != start + count * row_bytes:
         return nothing
     keys = tuple(data[_HEAD.size : start].decode(errors="replace").split("\n"))

@@ -5,22 +5,8 @@
     otherwise, at a step that training passed in an earlier attempt        state             node
     otherwise, at a step that training never passed                        node              state
 
-    change of node     a spare replaces the failing rank's node, in case the node causes the failures
-    change of state    the job restores an older step than in the last two attempts, in case the state causes them
-
-Failures are equal if their step, exit class and exit code are the same. Each change allows one more attempt, and is
-tried at most once. A change of node needs a spare. A change of state needs an older stored state; the state that the
-script builds at step 0 does not count. If the job still fails after both changes, the script is at fault, and the job
-fails.
-
-An exception of OF_THE_CODE before the first step fails the job at once.
-
-A launch without a new step in which the job loses a node counts as a failure of its own kind (`own_losses`). The job
-fails after NODE_LOSS_TIMES of them, on whichever nodes: no other node or state is tried.
-
-A failure counts until training passes the highest step that any generation had reached before the failure.
-
-Invariant: `rule` gives up after at most MaxAttempts + 2 equal failures.
+Each change allows one more attempt, and is tried at most once. A failure counts until training passes the highest step
+that any generation had reached before it. Invariant: `rule` gives up after at most MaxAttempts + 2 equal failures.
 """
 
 from __future__ import annotations
@@ -36,31 +22,21 @@ from control_plane.core.tracebacks import exception_class
 from everstep.protocol.ids import FIRST_STEP, Generation, Step
 
 NO_PROGRESS_TIMES = 3
-"""Number of failures without progress after which a job fails, as a multiple of `max_attempts`.
-
-Progress means that training reached a new highest step. The failures may differ from each other.
-"""
+"""A job fails after this multiple of `max_attempts` failures without a new highest step, even if they differ."""
 OF_THE_CODE = frozenset(
     {
         *("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"),
         *("CannotResume", "UnsupportedOption", "UnsupportedVersion"),
     }
 )
-"""Exceptions that a script raises again whenever it starts. Before the first step, the job fails at the first one."""
+"""Exceptions that a script raises at each start. Before the first step, the first one fails the job."""
 UNCAUGHT = 1
-"""Python's exit code after an exception that the script did not catch."""
 NODE_LOSS_TIMES = 2
-"""Number of launches without a new step that each lose a node, after which a job fails."""
+"""A job fails after this number of launches without a new step that each lose a node."""
 
 
 class BreakerCourse(StrEnum):
-    """The ways in which a job can continue or end after a failure that it may have caused itself.
-
-    - AGAIN: the job restarts on the same nodes, from the newest state.
-    - OTHER_NODE: the job restarts with a spare in place of the failing node.
-    - OLDER_STATE: the job restarts from an older state.
-    - GIVE_UP: the job fails.
-    """
+    """The ways in which a job can continue (on another node, or from an older state) or end after a failure."""
 
     AGAIN = "again"
     OTHER_NODE = "other_node"
@@ -74,7 +50,7 @@ class Ruling:
 
     course: BreakerCourse
     why: Repeated | None = None
-    """The failures that are the reason for `course`. None if the job simply restarts (AGAIN)."""
+    """None if the job simply restarts (AGAIN)."""
 
 
 def rule(
@@ -86,22 +62,7 @@ def rule(
     older_base: Step,
     is_sole_holder: bool = False,
 ) -> Ruling:
-    """Decide whether a job retries after its last failure, changes the node or the state, or fails.
-
-    Args:
-        failures: failures that the job itself may have caused, oldest first, and losses of nodes. Consequences of a
-            lost node are excluded.
-        trials: changes of node or state that earlier calls chose because of these failures.
-        spec: the job's specification, with `max_attempts`.
-        has_spare: whether a spare can take over the failing node's ranks and restore a step after step 0.
-        older_base: the newest step that every rank can restore, older than the step from which the last attempt
-            started. 0 without such a step.
-        is_sole_holder: whether the job loses committed steps if it gives up the node of the last failure. If so, the
-            function chooses the older state before the other node.
-
-    Returns:
-        The ruling. Its reason contains the counts and the last failure.
-    """
+    """Decide how a job continues after its last failure. `failures` also contains losses of nodes, oldest first."""
     attempts = spec.max_attempts
     if not failures:
         return Ruling(course=BreakerCourse.AGAIN)
@@ -134,60 +95,32 @@ def rule(
 def remembered(
     failures: Sequence[FailureRecord], failure: FailureRecord | None, spec: JobSpec
 ) -> tuple[FailureRecord, ...]:
-    """Return the failures that the job's record keeps, with `failure` as the newest one.
-
-    The result omits the oldest failures, which `rule` no longer considers.
-    """
+    """Return the failures that the job's record keeps, with `failure` as the newest one."""
     longer = [*failures, failure] if failure is not None else list(failures)
     return tuple(longer[-max(1, spec.max_attempts) * NO_PROGRESS_TIMES :])
 
 
 def forgiven(failures: Sequence[FailureRecord], generation: Generation) -> tuple[FailureRecord, ...]:
-    """Return the failures without those of one generation, except its loss of a node.
-
-    The failures of a generation that lost a node can be consequences of this loss.
-    """
+    """Return the failures without those of one generation, which its loss of a node may have caused. The loss stays."""
     return tuple(failure for failure in failures if failure.generation != generation or failure.is_node_loss)
 
 
 def own_losses(failures: Sequence[FailureRecord]) -> list[FailureRecord]:
-    """Return the losses of nodes that count against the job: those in launches without a new step.
-
-    `still_ahead` removes earlier losses at each new highest step, so only the first loss can have followed new steps.
-    """
+    """Return the losses of nodes that count against the job: those in launches without a new step."""
     losses = [failure for failure in failures if failure.is_node_loss]
+    # `still_ahead` removes earlier losses at each new highest step, so only the first loss can have followed new steps.
     return [loss for loss in losses if loss is not losses[0] or loss.step <= max(loss.base_step, FIRST_STEP)]
 
 
 def still_ahead(failures: Sequence[FailureRecord], generation: Generation, boundary: Step) -> tuple[FailureRecord, ...]:
-    """Return the failures since which training has reached no new highest step.
-
-    Once training reaches a new highest step, earlier failures no longer count.
-
-    Args:
-        failures: failures of the job, oldest first.
-        generation: number of the running generation.
-        boundary: the newest step that all ranks of the running generation have finished.
-
-    Returns:
-        The failures after which training has reached no new highest step.
-    """
+    """Return the failures since which training has reached no new highest step."""
     return tuple(
         failure for failure in failures if generation <= failure.generation or boundary <= failure.max_boundary
     )
 
 
 def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> tuple[Trial, ...]:
-    """Return the trials that succeeded (launches on another node or from an older state, after repeated failures).
-
-    Args:
-        trials: changes of node or state that were chosen after failures, up to now.
-        generation: number of the running generation.
-        boundary: the newest step that all ranks of the running generation have finished.
-
-    Returns:
-        The trials after which training has passed the step at which the job had failed.
-    """
+    """Return the trials after which training has passed the step at which the job had failed."""
     return tuple(
         trial
         for trial in trials
@@ -196,7 +129,6 @@ def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> t
 
 
 def _other_node(alike: Sequence[FailureRecord], tried: Sequence[Trial], *, has_spare: bool) -> BreakerCourse | None:
-    """Return OTHER_NODE if one node caused all failures, a spare exists, and no other node was tried; else None."""
     nodes = {failure.node_id for failure in alike}
     is_one_node = len(nodes) == 1 and None not in nodes
     return (
@@ -205,7 +137,6 @@ def _other_node(alike: Sequence[FailureRecord], tried: Sequence[Trial], *, has_s
 
 
 def _older_state(alike: Sequence[FailureRecord], tried: Sequence[Trial], older_base: Step) -> BreakerCourse | None:
-    """Return OLDER_STATE if the last two attempts restored the same step, and an older step exists and is untried."""
     is_one_state = len(alike) > 1 and alike[-1].base_step == alike[-2].base_step > older_base > 0
     return BreakerCourse.OLDER_STATE if is_one_state and all(trial.kind != "state" for trial in tried) else None
 

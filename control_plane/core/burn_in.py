@@ -4,11 +4,8 @@
     a spare that is idle for `IDLE_SECONDS`, and again `RETEST_SECONDS` later         level 3; a job may use it
     a slow result                                                                     again, `REPEAT_COUNT` times
 
-A node is slow if its rate in a test is below a share of the median of other nodes of the fleet. A test that could not
-run is no evidence. Agents of earlier releases cannot test their nodes, so jobs use these nodes untested.
-
-Invariant: pure. A failed test of the node itself leads to the remedy of a fault (`core.remedies`). A comparison with
-other nodes never permits the termination of a node.
+Invariant: pure. A test that could not run is no evidence, and a comparison with other nodes never permits the
+termination of a node. Nodes of earlier releases have no tests, so jobs use them untested.
 """
 
 from __future__ import annotations
@@ -24,25 +21,21 @@ from everstep.protocol.limits import cut
 
 BOOT_LEVEL, IDLE_LEVEL = 1, 3
 BOOT_SECONDS = 120.0
-"""Seconds after which a job may use a node whose test has not ended.
-
-A test without GPUs takes a second. With eight GPUs, level 1 of DCGM takes a minute at most, and a first import of torch
-from a new volume takes as long. A longer wait would cost more than the rare node that fails.
-"""
+"""A job may use an untested node after this time. Level 1 of DCGM and a first import of torch take a minute each."""
 IDLE_SECONDS = 600.0
-"""Time without a job after which a spare is tested at level 3. A busy fleet thus does not test between two jobs."""
+"""A spare is tested at level 3 after this time without a job, so a busy fleet does not test between two jobs."""
 RETEST_SECONDS = 86_400.0
 LEAST_OTHERS = 3
-"""Smallest number of other nodes whose median counts. With two, one bad node decides the median alone."""
+"""One bad node would decide the median of only two other nodes alone."""
 MOST_SLOW_SHARE = 0.125
 """Largest share of a fleet's nodes that are held for slowness at once, but always one node.
 
 More nodes cannot be slow beside most of the fleet: then the rates of the others are wrong.
 """
 REPEAT_COUNT = 2
-"""Number of repetitions of a slow burn-in. Other work on the host or its network slows down a single one."""
+"""Other work on the host or its network slows down a single test."""
 SHARES: Mapping[str, float] = {"gpu-matmul": 0.5, "disk-write": 0.05, "disk-read": 0.05, "loopback": 0.05}
-"""By test, the share of the median below which a node is slow.
+"""By test, the share of the median of other nodes below which a node is slow.
 
 GPUs of one type differ by some percent. Where other processes use all cores, the rates of disk and loopback differed by
 up to ten times between equal nodes. The rate of a matmul on the CPU is not compared.
@@ -69,15 +62,7 @@ def renewed(record: BurnIn | None, now: float) -> BurnIn | None:
 def follow(
     record: BurnIn | None, node: NodeObserved, others: Sequence[BurnInResult], *, since: float, now: float
 ) -> BurnIn | None:
-    """Return the record of a spare after its agent's newest report, with the next order if one is due.
-
-    Args:
-        record: the stored record; None for a new node.
-        node: the spare, as its agent reports it.
-        others: the newest results of the other nodes of the fleet.
-        since: Unix seconds since when the node has been a spare.
-        now: Unix seconds.
-    """
+    """Return the record of a spare, since the Unix time `since`, after its agent's newest report, with a due order."""
     if record is None:
         return BurnIn(number=1, level=BOOT_LEVEL, ordered_at=now) if can_test(node) else None
     if record.is_pending and node.burn_in is not None and node.burn_in.number == record.number:

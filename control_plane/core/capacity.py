@@ -1,18 +1,12 @@
-"""Retries of failed instance launches: when Everstep retries, and the text for users about why launches fail.
+"""Retries of failed instance launches, and the choice of the call that enlarges a group.
 
-- Auto Scaling retries by itself, at growing intervals. After failures over a long time, AWS suspends the group's
-  launches (an administrative suspension).
-- Everstep retries 30 s after the first failure. Each further pause is twice as long as the one before, up to 15 min.
-  The time of the first failure alone determines these times. A launch that Auto Scaling retries by itself and that
-  fails does not move them: Everstep retries at the first of these times after the newest failure.
-- Everstep resumes launches that AWS suspended, and leaves a suspension by a user in place.
+- Auto Scaling retries by itself, at growing intervals, until AWS suspends the group's launches (an administrative
+  suspension). Everstep resumes such launches, and leaves a suspension by a user in place.
+- Everstep retries 30 s after the first failure, with pauses that double up to 15 min.
+- LaunchInstances returns ids and errors at once, but counts from the current capacity. SetDesiredCapacity sets an
+  absolute value, so it is safe whenever the newest LaunchInstances is refused, unknown, or not yet visible.
 
-The module also chooses the call that enlarges a group. LaunchInstances returns ids and errors at once, but counts from
-the present capacity. SetDesiredCapacity sets an absolute value, so it is safe whenever the newest LaunchInstances is
-refused, unknown, or not yet visible.
-
-Invariant: pure. A retry requests the capacity that the group already desires, so it can never enlarge a fleet. Sources:
-Amazon EC2 Auto Scaling User Guide, `Suspend and resume processes` (administrative suspension);
+Invariant: pure. A retry requests the capacity that the group already desires, so it can never enlarge a fleet. Source:
 https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-instances-synchronously.html.
 """
 
@@ -28,12 +22,10 @@ from control_plane.core.observed.jobs import CapacityWait, FailedLaunches
 FIRST_RETRY_SECONDS = 30.0
 LONGEST_RETRY_SECONDS = 900.0
 _MOST_DOUBLINGS = 10
-"""More doublings of the first pause than the longest pause has."""
 LONG_WAIT_SECONDS = 300.0
-"""If the next retry is at least this far away, Everstep asks a person to decide whether the job waits for it."""
 
 MOST_LAUNCHED = 100
-"""Limit of AWS for the instances of one call of LaunchInstances."""
+"""Limit of AWS."""
 REPEAT_SECONDS = 600.0
 """Time for which Everstep repeats a call of LaunchInstances without an answer, under the same token.
 
@@ -41,18 +33,15 @@ A ClientToken is valid for 8 hours; afterwards the same token launches again. So
 https://docs.aws.amazon.com/autoscaling/ec2/userguide/launching-instances-synchronous-provisioning.html.
 """
 SETTLE_SECONDS = 10.0
-"""Time after a successful LaunchInstances during which AWS may still show the desired capacity before it. Assumed."""
+"""Time for which AWS may still show the desired capacity before a LaunchInstances. Assumed."""
 ASK_AGAIN_SECONDS = 3600.0
-"""Time after a refused LaunchInstances until Everstep tries the call again: a person may have changed the group."""
+"""Time until Everstep tries a refused LaunchInstances again: a person may have changed the group."""
 
 
 def may_launch(now: float, group: GroupObserved, launch: LaunchRecord | None) -> bool:
-    """Return whether LaunchInstances may enlarge a group now. Otherwise only SetDesiredCapacity may.
-
-    `launch` is the fleet's newest call of LaunchInstances. The group must have no more members than it desires:
-    otherwise its desired capacity grows without new instances.
-    """
+    """Return whether LaunchInstances may enlarge a group now. Otherwise only SetDesiredCapacity may."""
     counted = sum(member.counts for member in group.members)
+    # With more members than it desires, the group's desired capacity would grow without new instances.
     if not group.zone or group.drift or group.launch_suspension is not None or counted > group.desired_count:
         return False
     if launch is None:
@@ -77,12 +66,10 @@ def _is_repeated(now: float, launch: LaunchRecord) -> bool:
 def growth(
     now: float, name: str, group: GroupObserved, desired: int, launch: LaunchRecord | None
 ) -> LaunchInstances | SetDesired:
-    """Return the call that enlarges a group to the desired capacity `desired`.
-
-    A call of LaunchInstances without a known outcome is repeated unchanged, so that AWS launches its instances once.
-    """
+    """Return the call that enlarges a group to the desired capacity `desired`."""
     if not may_launch(now, group, launch):
         return SetDesired(group=name, desired_count=desired)
+    # A call of LaunchInstances without a known outcome is repeated unchanged, so that AWS launches its instances once.
     if launch is not None and _is_repeated(now, launch):
         key, count, after = launch.key, launch.count, launch.desired_count
     else:
@@ -92,19 +79,12 @@ def growth(
 
 
 def is_long(wait: CapacityWait, now: float) -> bool:
-    """Return whether the next launch attempt is so late that Everstep asks a person whether the job waits for it.
-
-    `now`: Unix seconds.
-    """
+    """Return whether the next launch attempt is so late that Everstep asks a person whether the job waits for it."""
     return wait.next_attempt_at - now >= LONG_WAIT_SECONDS
 
 
 def failed_launches(group: GroupObserved) -> FailedLaunches | None:
-    """Return the failed launches of a group that Everstep retries.
-
-    Return None while launches succeed. Everstep does not retry launches that a person suspended, so the result is None
-    then, too.
-    """
+    """Return the failed launches that Everstep retries. None while launches succeed, or if a person suspended them."""
     if (schedule := _schedule(group)) is None or group.is_launch_suspended_by_person or not group.launch_failure:
         return None
     at, failed = schedule
@@ -114,20 +94,13 @@ def failed_launches(group: GroupObserved) -> FailedLaunches | None:
 
 
 def retry_at(group: GroupObserved) -> float | None:
-    """Return the Unix time at which Everstep next retries failed launches of a group, or None if no launch has failed.
-
-    The result is the first time of Everstep's schedule after the newest failed launch. The newest failed launch may be
-    a retry by Auto Scaling itself.
-    """
+    """Return the first Unix time of Everstep's schedule after the newest failed launch, or None."""
     schedule = _schedule(group)
     return None if schedule is None else schedule[0]
 
 
 def _schedule(group: GroupObserved) -> tuple[float, int] | None:
-    """Return the Unix time of Everstep's next launch attempt, and the number of failed attempts before it.
-
-    The first failed launch counts as an attempt. Retries by Auto Scaling itself do not count.
-    """
+    """Return the Unix time of the next attempt, and the number of failed ones before it."""
     if group.failing_since is None or group.failed_at is None:
         return None
     at, failed = group.failing_since, 0
@@ -138,25 +111,14 @@ def _schedule(group: GroupObserved) -> tuple[float, int] | None:
 
 
 def pause_seconds(failure_count: int) -> float:
-    """Return the pause in seconds before the next retry, after `failure_count` failed launches in a row."""
+    """Return the pause before the next retry, after `failure_count` failed launches in a row."""
     doublings = min(max(0, failure_count - 1), _MOST_DOUBLINGS)
     return min(FIRST_RETRY_SECONDS * 2.0**doublings, LONGEST_RETRY_SECONDS)
 
 
 def failing_since(before: GroupObserved | None, first: float) -> float:
-    """Return the Unix time of the first failed launch since the last successful launch.
-
-    AWS lists only a group's newest activities. In a long shortage, its list no longer contains the first failures, so
-    the function uses the result of the previous poll.
-
-    Args:
-        before: the group as the previous poll observed it, or None at the first poll.
-        first: time at which the oldest listed launch failed, in Unix seconds. No later launch in the list has
-            succeeded.
-
-    Returns:
-        Unix seconds.
-    """
+    """Return the Unix time of the first failed launch since the last success. `first` is the oldest listed failure."""
+    # AWS lists only a group's newest activities, so in a long shortage the result comes from the previous poll.
     if before is None or before.failing_since is None or before.failed_at is None or before.failed_at < first:
         # The previous poll observed no failures, or a launch has succeeded since then.
         return first
@@ -176,22 +138,8 @@ def failure(group: GroupObserved) -> LaunchesFail | None:
 
 
 def vacancies(before: Vacancies, *, missing: int, joined: int, now: float) -> tuple[Vacancies, tuple[float, ...]]:
-    """Return a group's vacancies (missing instances) that remain, and the start times of those that instances filled.
-
-    A vacancy is an instance that the group desires and does not have. The measured duration of a replacement starts
-    when the vacancy occurs, before AWS launches the instance. AWS does not report which instance fills which vacancy.
-    This function assumes that the oldest vacancy is filled, or given up, first.
-
-    Args:
-        before: the vacancies that the previous call returned.
-        missing: how many instances the group lacks now.
-        joined: how many instances the group lists for the first time.
-        now: Unix seconds.
-
-    Returns:
-        The remaining vacancies, and the start times of the filled vacancies in Unix seconds. The second value has at
-        most `joined` entries, oldest first.
-    """
+    """Return a group's vacancies that remain, and the Unix start times of those that `joined` new instances filled."""
+    # AWS does not report which instance fills which vacancy. Assume that the oldest is filled, or given up, first.
     each = [at for at, count in before for _ in range(count)]
     filled, rest = each[:joined], each[joined:]
     rest = rest[max(0, len(rest) - missing) :]

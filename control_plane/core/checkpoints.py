@@ -1,7 +1,5 @@
 """Checkpoints: when the control plane writes their manifests, and which checkpoints it deletes.
 
-Agents upload the shards of a step. The shards become a checkpoint when the control plane writes their manifest.
-
 Invariant: the control plane writes a manifest only after all shards of the step are complete in S3. The job's limits
 never delete a checkpoint that is the newest, is pinned, is being verified, is the source of the next restore, or has no
 later verified checkpoint.
@@ -66,7 +64,6 @@ class TrashMark:
 
     trashed_at: datetime
     purge_at: datetime
-    """Earliest time at which the control plane deletes the objects."""
     trash_cause: TrashCause
 
 
@@ -93,20 +90,7 @@ def contradictions(
     max_uploads: int = 1,
     has_third_slot: bool = False,
 ) -> tuple[tuple[str, str], ...]:
-    """Return the settings of a checkpoint policy that contradict each other.
-
-    Args:
-        every_steps: steps between two checkpoints. 0 disables this trigger.
-        interval_seconds: seconds between two checkpoints. None disables this trigger.
-        max_overhead: fraction of training time that checkpoints may cost, which determines the interval. None:
-            the interval is not automatic.
-        max_bytes_per_second: limit of each node's upload rate, in bytes per second. None: no limit.
-        max_uploads: maximum number of checkpoints that are uploaded at the same time.
-        has_third_slot: whether nodes reserve a third memory slot for each shard.
-
-    Returns:
-        Name of the API's field and the message, for each setting that must change.
-    """
+    """Return the settings of a checkpoint policy that contradict each other, as names of API fields with messages."""
     found: list[tuple[str, str]] = []
     fixed = {"EverySteps": every_steps, "IntervalInSeconds": interval_seconds}
     if max_overhead is not None and (names := [name for name, value in fixed.items() if value]):
@@ -128,22 +112,18 @@ class KeptCheckpoint:
     generation: int
     step: int
     completed_at: float
-    """Time at which the control plane wrote the manifest, in Unix seconds."""
+    """Unix seconds of the manifest."""
     is_needed: bool = False
     """Whether the checkpoint is pinned, is being verified, or is the source of the job's next restore."""
     is_counted: bool = True
-    """Whether the checkpoint counts towards `CheckpointRetention.max_count`. Pinned checkpoints do not count."""
+    """False for pinned checkpoints, which do not count towards `CheckpointRetention.max_count`."""
     is_restorable: bool = True
-    """Whether the job could restore the checkpoint.
-
-    True if no damage is known, and the newest generation continues the history to which the checkpoint belongs.
-    """
+    """Whether no damage is known, and the newest generation continues the checkpoint's history."""
     is_verified: bool = False
-    """Whether the last verification read all objects and found them intact."""
 
     @property
     def key(self) -> tuple[int, int]:
-        """The generation and the step that together identify the checkpoint."""
+        """Generation and step, which together identify the checkpoint."""
         return self.generation, self.step
 
 
@@ -152,30 +132,18 @@ class CheckpointRetention:
     """The limits of a job's checkpoints. None means no limit."""
 
     max_count: int | None = None
-    """How many of the newest checkpoints the job keeps."""
     keep_every_steps: int | None = None
     """The job also keeps the first checkpoint at or after each multiple of this number of steps."""
     max_age_seconds: int | None = None
 
     @property
     def is_limited(self) -> bool:
-        """Whether at least one of the limits that can delete a checkpoint (number or age) is set."""
+        """Whether a limit that can delete a checkpoint (number or age) is set."""
         return self.max_count is not None or self.max_age_seconds is not None
 
 
 def surplus(kept: Sequence[KeptCheckpoint], limits: CheckpointRetention, now: float) -> tuple[tuple[int, int], ...]:
-    """Return the checkpoints that exceed a job's limits and may be deleted.
-
-    A checkpoint may be deleted only if a verified checkpoint that the job can restore has a later step.
-
-    Args:
-        kept: all complete checkpoints of the job.
-        limits: how many checkpoints the job keeps, and for how long.
-        now: Unix seconds.
-
-    Returns:
-        Generation and step of each surplus checkpoint, oldest step first. Never the newest checkpoint.
-    """
+    """Return generation and step of the checkpoints that may be deleted, oldest step first, before `newest_safe`."""
     safe = newest_safe(kept)
     return () if safe is None else tuple(each.key for each in _excess(kept, limits, now) if each.step < safe.step)
 
@@ -188,17 +156,9 @@ def newest_safe(kept: Iterable[KeptCheckpoint]) -> KeptCheckpoint | None:
 def to_verify(
     kept: Sequence[KeptCheckpoint], limits: CheckpointRetention, now: float, waiting: Collection[int] = ()
 ) -> tuple[int, int] | None:
-    """Return the checkpoint to verify before the control plane may delete more checkpoints, or None.
+    """Return the checkpoint to verify so that more checkpoints may be deleted, or None.
 
-    Args:
-        kept: all complete checkpoints of the job.
-        limits: how many checkpoints the job keeps, and for how long.
-        now: Unix seconds.
-        waiting: steps of checkpoints in the trash whose purge time has passed.
-
-    Returns:
-        Generation and step of the newest checkpoint that the job can restore. None if that checkpoint is verified
-        already, or if its verification would permit no deletion.
+    `waiting` contains the steps of checkpoints in the trash whose purge time has passed.
     """
     newest = max((each for each in kept if each.is_restorable), key=_by_age, default=None)
     if newest is None or newest.is_verified:
@@ -209,10 +169,7 @@ def to_verify(
 
 
 def _excess(kept: Sequence[KeptCheckpoint], limits: CheckpointRetention, now: float) -> list[KeptCheckpoint]:
-    """Return the checkpoints that exceed the limits of number or age, oldest step first.
-
-    Unlike `surplus`, the function does not require a later verified checkpoint.
-    """
+    """Return the checkpoints that exceed the limits, oldest step first, even without a later verified checkpoint."""
     newest_first = sorted(kept, key=_by_age, reverse=True)
     counted = [each for each in newest_first if each.is_counted and each.is_restorable]
     beyond: set[tuple[int, int]] = set()
@@ -233,7 +190,6 @@ def _by_age(checkpoint: KeptCheckpoint) -> tuple[int, int]:
 
 
 def _spaced(newest_first: Sequence[KeptCheckpoint], every_steps: int | None) -> Iterable[KeptCheckpoint]:
-    """Return the first checkpoint at or after each multiple of `every_steps`."""
     first = {each.step // every_steps: each for each in newest_first} if every_steps else {}
     return [each for multiple, each in first.items() if multiple > 0]
 
@@ -245,20 +201,10 @@ def due(
     known: Iterable[CheckpointRecord],
     dropped: Collection[tuple[Generation, Step]] = (),
 ) -> tuple[PutManifest, ...]:
-    """Return the manifests that the control plane must write now.
+    """Return the manifests that the control plane must write now, oldest step first: one per complete step.
 
-    Args:
-        plan: the plan of the newest generation.
-        reports: the members' reports about that generation.
-        lineage: the records of all generations of the job that have a plan.
-        known: checkpoints whose manifests the control plane has already written. The result omits them.
-        dropped: generation and step of each checkpoint that a person has deleted. Agents still report the shards of
-            such a checkpoint.
-
-    Returns:
-        Manifests, oldest step first: one per step whose shards are all in the S3 folder of the newest generation. Each
-        shard was captured on this generation's path, by a generation with as many ranks. The result omits checkpoints
-        that are complete or deleted.
+    Each shard was captured on the newest generation's path, by a generation with as many ranks. `dropped` contains
+    checkpoints that a person has deleted, but whose shards agents still report.
     """
     lineage = tuple(lineage)
     path = recovery.path_of(lineage, plan.generation)
@@ -279,16 +225,7 @@ def due(
 def newest_restorable(
     known: Iterable[CheckpointRecord], lineage: Iterable[GenerationRecord], generation: Generation
 ) -> CheckpointRecord | None:
-    """Return the newest checkpoint from which a job could resume, or None.
-
-    Args:
-        known: all complete checkpoints of the job.
-        lineage: the records of all generations of the job that have a plan.
-        generation: number of the newest generation with a plan.
-
-    Returns:
-        The newest undamaged checkpoint whose shards all belong to the history of that generation.
-    """
+    """Return the newest undamaged checkpoint whose shards all belong to the history of `generation`, or None."""
     found = restorable(known, lineage, generation)
     return max(found, key=lambda each: (each.step, each.generation), default=None)
 
@@ -296,7 +233,7 @@ def newest_restorable(
 def restorable(
     known: Iterable[CheckpointRecord], lineage: Iterable[GenerationRecord], generation: Generation
 ) -> tuple[CheckpointRecord, ...]:
-    """Return all checkpoints from which a job could resume. `newest_restorable` explains the arguments."""
+    """Return all undamaged checkpoints whose shards all belong to the history of `generation`."""
     path = recovery.path_of(lineage, generation)
     return tuple(
         each
@@ -307,25 +244,14 @@ def restorable(
 
 
 def upload_seconds(reports: Mapping[NodeId, MemberReport]) -> float | None:
-    """Return the upload time of the slowest shard of the newest uploaded step, in seconds.
-
-    Return None if the agents' reports contain no finished upload.
-    """
+    """Return the upload time of the slowest shard of the newest uploaded step, in seconds, or None."""
     timed = [upload for report in reports.values() for upload in report.uploads if upload.upload_seconds > 0]
     newest = max((upload.step for upload in timed), default=NO_STEP)
     return max((upload.upload_seconds for upload in timed if upload.step == newest), default=None)
 
 
 def uploading(generation: Generation, reports: Mapping[NodeId, MemberReport]) -> CheckpointUpload | None:
-    """Return the progress of the newest checkpoint that is being uploaded.
-
-    Args:
-        generation: number of the generation that the reports are about.
-        reports: the members' reports about that generation.
-
-    Returns:
-        The progress, or None if no upload runs.
-    """
+    """Return the progress of the newest checkpoint that is being uploaded, or None."""
     running = [upload for report in reports.values() for upload in report.running_uploads]
     step = max((upload.step for upload in running), default=NO_STEP)
     running = [upload for upload in running if upload.step == step]
@@ -362,10 +288,8 @@ def _key(plan: GenerationPlan, step: Step) -> ObjectReference:
 
 
 def _is_in_place(plan: GenerationPlan, upload: UploadedShard) -> bool:
-    """Return whether an uploaded object belongs to a rank of the plan and is in the folder of its generation and step.
-
-    The control plane later reads these objects with its own permissions, and it does not trust keys that agents report.
-    """
+    """Return whether an uploaded object belongs to a rank of the plan and is in the folder of its step."""
+    # The control plane later reads these objects with its own permissions, and does not trust keys that agents report.
     folder = _step_folder(plan, upload.step)
     return (
         upload.object.bucket == plan.checkpoint.prefix.bucket

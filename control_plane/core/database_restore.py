@@ -1,17 +1,11 @@
 """Decides which numbers a restored database must not issue again, and which rows it lacks according to S3.
 
-After the time of a backup, the control plane may have issued more generation numbers, planned generations, and
-completed or deleted checkpoints. The restored database contains none of this, but agents and S3 still do:
-
-    what            rule
     generation      each job's next number is above `first_number`, so no number and no key derived from it is reused
     event           the next event has at least the id `first_event_id`, so no reader skips or repeats events
     checkpoint      manifests in S3 add the generations and checkpoints that the backup lacks (`reconcile`)
     pin, trash      marks in S3 pin checkpoints, and move them to the trash or out of it
 
-Source of these rules: docs/design/database-restore.md.
-
-Invariant: pure.
+Invariant: pure. Source of these rules: docs/design/database-restore.md.
 """
 
 from __future__ import annotations
@@ -34,21 +28,9 @@ MAX_CLOCK_BEHIND_SECONDS = 60.0
 
 
 def first_number(now: float, newest_time: float) -> Generation:
-    """Return a generation number that is higher than every number issued before the restore.
+    """Return the Unix time of the restore, as a generation number that is higher than every number issued before.
 
-    The number is the time of the restore in Unix seconds. A job launches less than once a second, so all numbers that
-    were issued after an earlier restore are lower. A database that was never restored counts from 1, so its numbers are
-    lower too.
-
-    Args:
-        now: Unix seconds of the restore.
-        newest_time: the newest time in the backup, in Unix seconds.
-
-    Returns:
-        The number. The control plane issues only higher numbers.
-
-    Raises:
-        ImplausibleClock: the clock shows a time before the backup, or a time beyond the range of generation numbers.
+    Raises ImplausibleClock if the clock shows a time before the backup, or beyond the range of generation numbers.
     """
     if now < newest_time - MAX_CLOCK_BEHIND_SECONDS:
         raise ImplausibleClock(
@@ -57,40 +39,23 @@ def first_number(now: float, newest_time: float) -> Generation:
         )
     if now >= NUMBERS_END:
         raise ImplausibleClock(f"the clock of this machine shows Unix time {now:.0f}, which is after 2106. Set it")
+    # A job launches less than once a second, so all numbers issued after an earlier restore are lower. A database that
+    # was never restored counts from 1.
     return Generation(int(now))
 
 
 def issued_number(issued: Generation, first: Generation) -> Generation:
-    """Return the highest generation number of a job that counts as issued after the restore.
-
-    Args:
-        issued: the job's highest issued number in the backup.
-        first: the number that `first_number` derived from the time of the restore.
-
-    Returns:
-        The higher of the two numbers.
-    """
+    """Return the highest generation number of a job that counts as issued after the restore."""
     return max(issued, first)
 
 
 def first_event_id(newest: int, now: float) -> int:
-    """Return the id of the first event after a restore.
-
-    The id is at least the time of the restore in milliseconds. The control plane records fewer than 1,000 events a
-    second, so the ids of all events that were recorded since the backup are lower.
-
-    Args:
-        newest: id of the newest event in the backup, or 0.
-        now: Unix seconds of the restore.
-
-    Returns:
-        The id of the event that records the restore.
-    """
+    """Return the id of the event that records a restore, after `newest` in the backup (or 0)."""
+    # Fewer than 1,000 events a second are recorded, so the ids of all events since the backup are lower.
     return max(newest + 1, int(now * 1_000))
 
 
 Place = tuple[Generation, Step]
-"""Identifies a checkpoint of a run."""
 
 
 class DifferenceKind(StrEnum):
@@ -98,9 +63,7 @@ class DifferenceKind(StrEnum):
 
     - FOUND: the backup lacks the checkpoint.
     - MISSING: S3 lacks the manifest of a checkpoint that the backup has.
-    - PINNED: a person pinned the checkpoint after the backup.
-    - TRASHED: the checkpoint was moved to the trash after the backup.
-    - UNDELETED: the backup has the checkpoint in the trash, and S3 does not.
+    - PINNED, TRASHED, UNDELETED: the checkpoint was pinned, or moved to the trash or out of it, after the backup.
     - UNREADABLE: the backup lacks the checkpoint, and its manifest is invalid or names objects of another run.
     - NOT_SEEN: S3 was not asked about the run, or did not answer.
     """
@@ -137,9 +100,9 @@ class BackedUpRun:
 
     generations: Collection[Generation]
     complete: AbstractSet[Place]
-    """Complete checkpoints, including those in the trash."""
+    """The set includes checkpoints in the trash."""
     deleted: AbstractSet[Place] = frozenset()
-    """Checkpoints that the control plane has deleted, or is deleting."""
+    """The set includes checkpoints whose deletion is under way."""
     pinned: AbstractSet[Place] = frozenset()
     trashed: AbstractSet[Place] = frozenset()
 
@@ -153,9 +116,7 @@ class StoredRun:
     present: AbstractSet[Place]
     """Checkpoints that have a manifest, valid or not."""
     pinned: AbstractSet[Place] = frozenset()
-    """Checkpoints with the mark of a pin."""
     trashed: AbstractSet[Place] = frozenset()
-    """Checkpoints with the mark of the trash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,24 +124,17 @@ class Reconciliation:
     """The differences between one run's rows in a restored database and the run's objects in S3."""
 
     generations: tuple[GenerationRecord, ...]
-    """Generations that the backup lacks, oldest first. All of them were started.
-
-    S3 may have no manifest of such a generation. The control plane then knows the generation from the parent chain in a
-    manifest of a later generation, which does not contain its number of ranks. `world_size` is then 0, and no restore
-    uses the generation's shards in the memory of nodes.
-    """
+    """Oldest first. `world_size` is 0 if S3 names a generation only in a parent chain; its shards are not restored."""
     checkpoints: tuple[CheckpointManifest, ...]
-    """Checkpoints that the backup lacks or has as incomplete, by generation and step."""
+    """Checkpoints that the backup lacks or has as incomplete."""
     missing: tuple[Place, ...]
-    """Complete checkpoints of the backup whose manifest is no longer in S3, by generation and step."""
+    """Complete checkpoints of the backup whose manifest is no longer in S3."""
     pinned: tuple[Place, ...] = ()
-    """Checkpoints to pin. A pin of the backup stays, even without a mark: an older version of Everstep wrote none."""
+    """A pin of the backup stays, even without a mark: an older version of Everstep wrote none."""
     trashed: tuple[Place, ...] = ()
-    """Checkpoints to move to the trash. A pinned checkpoint stays outside, whatever its other mark says."""
+    """A pinned checkpoint stays outside the trash, whatever its other mark says."""
     undeleted: tuple[Place, ...] = ()
-    """Checkpoints to take out of the trash."""
     unreadable: tuple[Place, ...] = ()
-    """Checkpoints whose manifest in S3 cannot be used. The backup lacks them."""
 
     def differences(self, job_name: str, run_id: str) -> tuple[Difference, ...]:
         """Return each difference of the run's checkpoints, for a person."""
@@ -202,9 +156,7 @@ class Reconciliation:
 def is_in_place(manifest: CheckpointManifest, folder: str, key: str) -> bool:
     """Return whether a manifest has the key that its content implies, and names only objects of its own run.
 
-    Agents may write to S3. The control plane reads and deletes the objects that a manifest names, so a manifest that
-    the database does not have must not name objects of another run. `folder` is the key prefix of the run, which ends
-    with `run=<run>/`, and `key` is the key of the manifest itself.
+    Agents may write to S3, and the control plane reads and deletes the named objects. `folder` ends with `run=<run>/`.
     """
     step = f"{folder}gen={manifest.generation}/step={manifest.step}/"
     return (
@@ -220,8 +172,7 @@ def is_in_place(manifest: CheckpointManifest, folder: str, key: str) -> bool:
 def reconcile(stored: StoredRun, backup: BackedUpRun) -> Reconciliation:
     """Return the differences between a run's objects in S3 and its generations and checkpoints in the backup.
 
-    The function neither changes parents and base steps of the backup's generations, nor restores checkpoints that the
-    backup has as deleted. A checkpoint is missing only if S3 lists no manifest: an unreadable manifest is not missing.
+    Checkpoints that the backup has as deleted stay deleted. An unreadable manifest is not missing.
     """
     found = {(each.generation, each.step): each for each in stored.manifests}
     worlds = {each.generation: len(each.shards) for each in found.values()}

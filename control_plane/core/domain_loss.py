@@ -1,14 +1,7 @@
 """The exact probability that the shards of a placement survive the loss of whole failure domains.
 
-An *edge* is a set of domains whose joint loss loses a shard:
-
-    copies: for every shard, the domains of its holders
-    parity: for every two members of a group, their domains
-
-If two sets of edges have no domain in common, a loss in one set does not affect the other. The number of survivable
-losses in both sets is then the product of their numbers.
-
-`placement.Placement.fatal_losses` and `parity.fatal_losses` return the edges as sets of nodes.
+An *edge* is a set of domains whose joint loss loses a shard. Sets of edges without a common domain are independent, so
+their numbers of survivable losses multiply.
 
 Invariant: a node whose domain is unknown counts as a separate domain. Domains of nodes that hold no shard do not count.
 """
@@ -24,11 +17,7 @@ from control_plane.errors import ImpossiblePlacement, TooManyCases
 from everstep.protocol.ids import NodeId
 
 MAX_CASES = 20_000
-"""Largest number of intermediate results of `_component`. Beyond this number, the function raises `TooManyCases`.
-
-A placement over at most sixteen domains stays below this limit. For one or two lost domains, `_survivable` uses a
-formula instead of `_component`, so the limit does not apply.
-"""
+"""Largest number of intermediate results of `_component`. A placement over at most sixteen domains stays below it."""
 
 Domain = str
 Edge = frozenset[Domain]
@@ -37,27 +26,13 @@ Losses = Collection[Collection[NodeId]]
 
 
 def fatal_domains(losses: Losses, domains: Mapping[NodeId, str]) -> tuple[str, ...]:
-    """Return the failure domains whose loss alone would lose some shard from memory.
-
-    `domains` contains the failure domain of each node. Nodes without an entry are ignored. The result is sorted, and
-    empty if every shard survives the loss of any one domain.
-    """
+    """Return the failure domains whose loss alone would lose some shard from memory, sorted."""
     alone = {domain for edge in _edges(losses, domains) if len(edge) == 1 for domain in edge}
     return tuple(sorted(alone & set(domains.values())))
 
 
 def recovery_probability(losses: Losses, domains: Mapping[NodeId, str], lost_count: int) -> float:
-    """Return the probability that every shard survives a simultaneous loss of whole domains.
-
-    All sets of `lost_count` domains are equally likely.
-
-    Args:
-        losses: the smallest sets of nodes whose joint loss loses a shard.
-        domains: the failure domain of each node. A node without an entry counts as a separate domain.
-        lost_count: k, the number of lost domains.
-
-    Returns:
-        The exact probability.
+    """Return the exact probability that every shard survives the loss of `lost_count` equally likely domains.
 
     Raises:
         ImpossiblePlacement: more domains are lost than exist.
@@ -89,11 +64,7 @@ def _edges(losses: Losses, domains: Mapping[NodeId, str]) -> set[Edge]:
 
 
 def _survivable(edges: set[Edge], count: int, lost: int) -> int:
-    """Return the number of sets of `lost` domains, out of `count` domains, whose loss every shard survives.
-
-    An edge is a set of domains whose joint loss loses a shard. All shards survive if at least one domain of each edge
-    remains.
-    """
+    """Return the number of sets of `lost` domains, out of `count` domains, whose loss every shard survives."""
     fatal = {edge for edge in edges if len(edge) <= lost}
     if all(len(edge) == lost for edge in fatal):
         return comb(count, lost) - len(fatal)
@@ -104,7 +75,6 @@ def _survivable(edges: set[Edge], count: int, lost: int) -> int:
 
 
 def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
-    """Return the edges (sets of domains whose joint loss loses a shard) in groups that have no domain in common."""
     touching: defaultdict[Domain, list[Edge]] = defaultdict(list)
     for edge in edges:
         for domain in edge:
@@ -125,11 +95,7 @@ def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
 
 
 def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
-    """Return the number of failure domains in `edges`, and in how many ways 0, 1, 2 … of them can be lost.
-
-    An edge is a set of failure domains whose joint loss loses a shard. The function counts losses of at most `most`
-    domains, after which at least one domain of each edge remains.
-    """
+    """Return the number of domains in `edges`, and in how many survivable ways 0, 1, 2 … up to `most` can be lost."""
     order = list(dict.fromkeys(domain for edge in edges for domain in sorted(edge)))
     place = {domain: i for i, domain in enumerate(order)}
     opens, members, closes = ([0] * len(order) for _ in range(3))

@@ -1,19 +1,12 @@
-"""Drills: on a person's order, Everstep injects one fault into a job and observes the recovery.
-
-"The drill strikes" means that the control plane injects the drill's fault.
+"""Drills: on a person's order, Everstep injects one fault into a job ("strikes") and observes the recovery.
 
     REQUESTED ──▶ STRUCK ──▶ RECOVERED       an incident followed, and training has caught up
         │            ├─────▶ NOT_RECOVERED   the job ended, paused or failed again first
         │            └─────▶ ABSORBED        no incident followed, training continued
         └──────────────────▶ NOT_DONE        the job did not train in time, so no fault was injected
 
-The control plane stores the state STRUCK before it injects the fault. A drill therefore strikes at most once, even if
-the control plane crashes in between.
-
-Faults that follow from a drill have the cause DRILL. An independent fault during the drill's incident keeps its own
-cause, and the incident then counts as a failure in MTTF and MTTR.
-
-Invariant: pure. Faults that follow from a drill count neither as failures of the job nor in the history of a node.
+Invariant: pure. Faults that follow from a drill count neither as failures of the job nor in the history of a node. An
+independent fault during the drill's incident keeps its own cause, and the incident then counts in MTTF and MTTR.
 """
 
 from __future__ import annotations
@@ -35,11 +28,7 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 PATIENCE_TIMES = 2
-"""Time limit for each of a drill's two waits, as a multiple of T_max (`exclude_seconds`).
-
-The first wait ends when the control plane injects the fault. The second wait ends when an incident follows. Everstep
-detects a lost instance within one T_max, so the second wait is long enough.
-"""
+"""Limit of a drill's wait for its strike and of its wait for an incident, in T_max (`exclude_seconds`)."""
 
 _TRAINS = frozenset({JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.COMPLETED})
 _OF_AGENT = frozenset({Cause.AGENT_LOST, Cause.NODE_UNREACHABLE})
@@ -48,18 +37,11 @@ EXPLAINS: Mapping[DrillKind, frozenset[Cause]] = {
     DrillKind.KILL_AGENT: _OF_AGENT,
     DrillKind.TERMINATE_INSTANCE: frozenset({Cause.RANK_EXIT, Cause.INSTANCE_TERMINATED}) | _OF_AGENT,
 }
-"""Causes of faults that each kind of drill can produce on the struck node.
-
-The struck node is the node into which the drill injects its fault.
-"""
+"""Causes of faults that each kind of drill can produce on the struck node."""
 
 
 class DrillCourse(StrEnum):
-    """The action that the job loop takes for a drill (an ordered fault) now.
-
-    - WAIT: no action.
-    - STRIKE: inject the fault now.
-    """
+    """The action that the job loop takes for a drill now. STRIKE: inject the fault."""
 
     WAIT = "wait"
     STRIKE = "strike"
@@ -67,7 +49,7 @@ class DrillCourse(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followed:
-    """The result of `follow`: the drill (ordered fault) to store, and the action that the job loop takes for it."""
+    """The drill to store, and the action that the job loop takes for it."""
 
     drill: DrillObserved
     course: DrillCourse = DrillCourse.WAIT
@@ -76,20 +58,7 @@ class Followed:
 def follow(
     drill: DrillObserved, record: JobRecord, plan: GenerationPlan | None, now: float, timeouts: Timeouts
 ) -> Followed:
-    """Return the next state of a drill, and whether the job loop injects its fault now.
-
-    The job loop calls this function after each decision about a job that has an open drill.
-
-    Args:
-        drill: the drill as stored; it has not ended.
-        record: the job's record after the decision.
-        plan: the plan of the job's newest generation.
-        now: Unix seconds.
-        timeouts: a drill waits for at most `PATIENCE_TIMES` times `exclude_seconds`.
-
-    Returns:
-        The drill to store, and whether the control plane then injects its fault.
-    """
+    """Return the next state of an open drill, and whether the job loop injects its fault now."""
 
     def ended(state: DrillState, outcome: DrillOutcome) -> Followed:
         return Followed(drill=replace(drill, state=state, ended_at=now, outcome=outcome))
@@ -98,6 +67,8 @@ def follow(
     if drill.state is DrillState.REQUESTED:
         is_there = plan is not None and any(node.node_id == drill.node_id for node in plan.nodes)
         if record.state is JobState.RUNNING and record.incident is None and is_there and not record.taken_over_by:
+            # The control plane stores STRUCK before it injects the fault, so a drill strikes at most once, even after a
+            # crash.
             struck = replace(drill, state=DrillState.STRUCK, struck_at=now, generation=record.generation)
             return Followed(drill=struck, course=DrillCourse.STRIKE)
         if record.state in ENDED_JOBS or now - drill.requested_at > patience:
@@ -127,21 +98,9 @@ def attributed(
     *,
     reports: Mapping[NodeId, MemberReport] = MappingProxyType({}),
 ) -> tuple[tuple[Fault, ...], FailureRecord | None]:
-    """Return the faults of a generation, with the cause DRILL for each consequence of a drill.
+    """Return the faults that ended a generation, with the cause DRILL for each consequence of a drill.
 
-    The job loop calls this function when faults end a generation, and again when later reports show more faults of it.
-
-    Args:
-        drill: the open drill of the job, or None.
-        generation: the generation of the faults.
-        found: the faults that ended the generation. Not empty.
-        failure: the failure that counts towards MaxAttempts (`core.breakers`). None if the job itself did not fail.
-        reports: reports of the generation's members, which show how the ranks ended.
-
-    Returns:
-        `found` and `failure`, unchanged if the drill caused none of the faults. Otherwise the faults that the drill
-        caused have the cause DRILL and count against no node, and an additional fault names the drill. `failure` is
-        then None if the drill directly ended a rank.
+    `failure`, which counts towards MaxAttempts, becomes None if the drill directly ended a rank.
     """
     if drill is None or drill.struck_at is None:
         return found, failure
@@ -178,30 +137,15 @@ def attributed(
 
 
 def has_struck_rank_ended(drill: DrillObserved, reports: Mapping[NodeId, MemberReport]) -> bool:
-    """Return whether an agent reports that the rank that the drill killed has ended.
-
-    A rank that Everstep halted or that exited with success does not count, because the drill did not end it.
-    """
+    """Return whether an agent reports the end of the rank that the drill killed, not by a halt or with success."""
     report = reports.get(drill.node_id) if drill.kind is DrillKind.KILL_RANK else None
     exits = [rank.exit for rank in report.ranks if rank.rank == drill.rank] if report is not None else []
     return any(each is not None and each.exit_class not in (ExitClass.SUCCESS, ExitClass.HALTED) for each in exits)
 
 
 def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[Fault, ...]) -> IncidentRecord:
-    """Return the incident, with the cause DRILL if later reports show that the drill caused it.
-
-    The exit of another rank can open the incident before the node that the drill struck reports its own fault. The job
-    loop then corrects the cause as soon as that report arrives.
-
-    Args:
-        drill: the open drill of the job, or None.
-        incident: the job's open incident, with any cause.
-        found: the faults that the job loop observes now, as `attributed` returned them.
-
-    Returns:
-        The incident, with the cause DRILL if its rank failed because of the rank or instance that the drill struck.
-        Otherwise the incident is unchanged.
-    """
+    """Return the incident, with the cause DRILL if the faults from `attributed` show that the drill caused it."""
+    # The exit of another rank can open the incident before the struck node reports its own fault.
     if drill is None or incident.generation_before != drill.generation or ordered(drill) in incident.evidence:
         return incident
     if all(fault.cause is not Cause.DRILL for fault in found):
@@ -221,10 +165,8 @@ def ordered(drill: DrillObserved) -> DrillOrdered:
 
 
 def _is_explained(drill: DrillObserved, fault: Fault, *, is_struck: bool, has_struck_rank: bool) -> bool:
-    """Return whether a fault is the consequence of a drill on the struck node.
-
-    A report of AWS that the drill's instance has ended counts too, even if it arrives several generations later.
-    """
+    """Return whether a fault is the consequence of a drill on the struck node."""
+    # AWS may report the end of the drill's instance several generations later.
     if fault.cause not in EXPLAINS[drill.kind] or not (is_struck or drill.kind is DrillKind.TERMINATE_INSTANCE):
         return False
     if fault.cause is Cause.RANK_EXIT and drill.kind is DrillKind.KILL_RANK:

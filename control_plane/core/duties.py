@@ -1,11 +1,6 @@
 """Decides what a person has to do for a job and for a fleet, and how urgent it is.
 
-    facts about a job or fleet, and the time  ──▶  PersonDuty: kind, urgency, actions with their arguments
-
-Every answer of the API, the command line, the dashboard and every notification show this duty. `accounts.duties` turns
-it into sentences and commands.
-
-Invariant: pure. No other module decides whether a person must act for a job or a fleet.
+Invariant: pure. No other module decides whether a person must act. `accounts.duties` has the sentences and commands.
 """
 
 from __future__ import annotations
@@ -31,7 +26,7 @@ from control_plane.core.states import (
 from everstep.protocol.ids import FIRST_STEP, Step
 
 FAILED_SECONDS = 86_400.0
-"""A failed job needs a person for this long after its end. Later, nobody waits for it."""
+"""A failed job needs a person for this long after its end."""
 STALLED_SECONDS = 60.0
 STALLED_STEPS = 10
 """A running job is stalled after `STALLED_SECONDS` without a step, or after ten usual steps if these take longer."""
@@ -44,7 +39,7 @@ LATE_FACTOR = 3.0
 LATE_SECONDS = 300.0
 """A phase is late after this time if the job had no earlier incident of the same cause."""
 LEAST_LATE_SECONDS = 30.0
-"""Before this time, no phase is late, however short its usual length is."""
+"""No phase is late before this time, however short its usual length is."""
 DEGRADED_SECONDS = 600.0
 """Everstep makes missing copies by itself. After this time without all copies, a person should find out why."""
 UNSAVED_SECONDS = 3_600.0
@@ -169,14 +164,10 @@ class PersonAction:
     urgency: Urgency
     node: HeldNode | None = None
     step: Step | None = None
-    """The checkpoint from which the job continues."""
     node_count: int | None = None
     repeat: RepeatedWork | None = None
-    """The work for which the job needs a person's consent."""
     setting: str = ""
-    """A difference between the Auto Scaling group and its required settings."""
     is_recommended: bool = False
-    """Whether Everstep recommends the action instead of waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,13 +177,11 @@ class PersonDuty:
     kind: DutyKind
     urgency: Urgency
     actions: tuple[PersonAction, ...] = ()
-    """What a person can do, the most urgent first."""
+    """Most urgent first."""
     since: float | None = None
-    """Unix time since which the duty exists. None if it is unknown."""
+    """Unix seconds. None if unknown."""
     next_attempt_at: float | None = None
-    """Unix time of the next attempt to launch instances."""
     limit_seconds: float | None = None
-    """The limit that the phase of the recovery exceeded."""
     usual_seconds: float | None = None
     is_recovering: bool = False
 
@@ -209,26 +198,26 @@ class FleetFacts:
     status: FleetStatus
     drift: tuple[str, ...] = ()
     is_launch_suspended: bool = False
-    """Whether a person suspended the launches of the Auto Scaling group. Everstep ends suspensions by AWS."""
+    """Whether a person suspended the launches. Everstep ends suspensions by AWS."""
     held: tuple[HeldNode, ...] = ()
     paused_at: float | None = None
-    """Unix time at which an administrator paused all automatic actions. None while they are active."""
+    """Unix seconds of an administrator's pause of all automatic actions, or None."""
     restored_at: float | None = None
-    """Unix time of a restore of the database whose differences no person has accepted. None without one."""
+    """Unix time of a restore of the database whose differences no person has accepted, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """The open incident of a job: its present phase, and the lengths of this phase in earlier incidents."""
+    """The open incident of a job: its current phase, and the lengths of this phase in earlier incidents."""
 
     phase: IncidentPhase
     elapsed_seconds: float
     earlier_seconds: Sequence[float] = ()
-    """Lengths of the same phase in earlier incidents of the job with the same cause."""
+    """Lengths of the phase in earlier incidents of the job with the same cause."""
 
     @property
     def usual_seconds(self) -> float | None:
-        """The median of the earlier lengths. None without an earlier incident."""
+        """The median of the earlier lengths, or None."""
         return median_low(self.earlier_seconds) if self.earlier_seconds else None
 
     @property
@@ -247,7 +236,7 @@ class Protection:
     is_whole: bool = True
     """Whether all nodes of the launch are connected and report no fault."""
     changed_at: float | None = None
-    """Unix time of the newest change of a holder. None if no holder is stored."""
+    """Unix seconds of the newest change of a holder, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +245,7 @@ class Checkpoints:
 
     newest_step: Step | None = None
     newest_at: float | None = None
-    """Unix time at which the newest checkpoint was complete."""
+    """Unix seconds."""
     every_steps: int = 0
     interval_seconds: float | None = None
     is_scheduled: bool = True
@@ -275,26 +264,20 @@ class JobFacts:
     moved_at: float | None = None
     """Time of the newest step or commit of this launch, or the end of the last time without a control plane."""
     is_heard: bool = True
-    """Whether an agent of the job is connected. Without one, nothing is known about steps."""
     steps_per_second: float | None = None
     """Rate over the whole job. None until it is meaningful."""
     recovery: Recovery | None = None
     node_count: int = 0
     least_node_count: int = 0
     launched_count: int = 0
-    """Number of nodes of the newest launch."""
     protection: Protection | None = None
     """None while the job has no nodes."""
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     held: tuple[HeldNode, ...] = ()
-    """Held nodes that incidents of the job involved."""
 
 
 def of_job(facts: JobFacts, now: float) -> PersonDuty:
-    """Return what a person has to do for a job at the time `now` (Unix seconds): its most urgent duty.
-
-    Optional and less urgent actions of other duties follow the actions of the most urgent one.
-    """
+    """Return the most urgent duty for a job, followed by optional and less urgent actions of its other duties."""
     is_past = facts.record.ended_at is not None and not _failed_recently(facts, facts.record.ended_at, now)
     held = () if is_past else _of_nodes(facts.held)
     return _most_urgent((*_of_job(facts, now), *held))
@@ -306,15 +289,7 @@ def of_fleet(facts: FleetFacts) -> PersonDuty:
 
 
 def of_incident(job: PersonDuty, held: Sequence[HeldNode]) -> PersonDuty:
-    """Return what a person has to do for an incident.
-
-    Args:
-        job: the duty of the incident's job, or `NOTHING` if the incident has no part in it.
-        held: held nodes that the job lost with the incident.
-
-    Returns:
-        The most urgent of both duties.
-    """
+    """Return the most urgent duty for an incident: of its job (or `NOTHING`), or of the nodes held because of it."""
     return _most_urgent((*(() if job is NOTHING else (job,)), *_of_nodes(held)))
 
 
@@ -413,7 +388,6 @@ def _of_nodes(held: Sequence[HeldNode]) -> Iterator[PersonDuty]:
 
 
 def _of_shortage(facts: JobFacts, wait: CapacityWait, now: float) -> PersonDuty:
-    """Return the choices of a person while AWS launches no instance: continue on fewer nodes, or pause the job."""
     is_decision = is_long(wait, now) and facts.recovery is not None
     urgency = Urgency.LATER if is_decision else Urgency.OPTIONAL
     left = facts.node_count - wait.missing_count
@@ -437,7 +411,6 @@ def _of_recovery(recovery: Recovery) -> Iterator[PersonDuty]:
 
 
 def _of_progress(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
-    """Yield the duty of a job whose ranks run and make no step. Nothing is known while no agent is connected."""
     rehearsal = facts.record.rehearsal
     begun = facts.record.state_since
     moved = max(facts.moved_at or begun, begun, rehearsal.ended_at or begun)
@@ -477,7 +450,6 @@ def _of_training(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
 
 
 def _is_checkpoint_missing(facts: JobFacts, now: float) -> bool:
-    """Return whether the newest checkpoint is older than the job's settings and `UNSAVED_SECONDS` permit."""
     kept = facts.checkpoints
     since = kept.newest_at or facts.record.started_at
     if since is None:

@@ -1,8 +1,6 @@
 """Decides whether the nodes of a generation encrypt the connections between them with TLS.
 
-Many instance types encrypt all traffic between instances of a VPC in hardware. Between such nodes, TLS would cost
-processor time and add no secrecy.
-
+Many instance types encrypt all traffic within a VPC in hardware, so that TLS would cost processor time for nothing.
 Invariant: with `AUTO`, a node uses TLS if its instance type is unknown, or if EC2 did not describe the type.
 """
 
@@ -26,17 +24,7 @@ class ReplicaEncryption(StrEnum):
 
 
 def is_needed(setting: ReplicaEncryption, instance_types: Collection[str], encrypting_types: Collection[str]) -> bool:
-    """Return whether a generation uses TLS.
-
-    Args:
-        setting: the value that administrators chose for the fleet. AUTO makes the instance types decide.
-        instance_types: the instance types of the generation's nodes. An empty text stands for an unknown type. Empty if
-            no type is known.
-
-    Returns:
-        True if agents must use TLS. With AUTO, this is the case if any of these types is unknown or does not encrypt
-        traffic between instances.
-    """
+    """Return whether a generation uses TLS. An empty text stands for an unknown instance type."""
     if setting is not ReplicaEncryption.AUTO:
         return setting is ReplicaEncryption.ON
     return not instance_types or not set(instance_types) <= set(encrypting_types)

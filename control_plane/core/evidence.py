@@ -10,11 +10,9 @@
     control link or data plane alone silent, shorter         UNCLEAR
     steps advance while the node is silent                   the silence begins again: the steps need the node's ranks
 
-T_max is `exclude_seconds`. A job gives up an impaired member at an agreed stop, once another node can take over (ADR
-0016). A fleet is blind while most of its agents are silent although AWS reports their instances running.
-
-Invariant: every verdict except ALIVE contains its evidence. Silence counts only while this control plane
-could have received a report, and never in a blind fleet. While training advances, only AWS's report makes a node GONE.
+T_max is `exclude_seconds`. Invariant: every verdict except ALIVE contains its evidence. Silence counts only while this
+control plane could have received a report, and never in a blind fleet. While training advances, only AWS's report makes
+a node GONE.
 """
 
 from __future__ import annotations
@@ -33,33 +31,20 @@ from everstep.protocol.ids import NO_STEP, NodeId, Step
 from everstep.protocol.plan import Timeouts
 
 NODE_FAULTS = frozenset({FaultCode.RANKS_NOT_GONE})
-"""Fault codes in an agent's report about a job that make the node unusable.
-
-All other codes in such a report are faults of the job.
-"""
+"""Fault codes in an agent's report about a job that make the node unusable. All other codes are faults of the job."""
 COUNTER_EVIDENCE_BOUNDARIES = 2
-"""Number of steps finished during a silence that proves the silent node's ranks alive.
-
-A single step proves nothing, because it may have been under way when the silence began.
-"""
+"""Number of steps that proves a silent node's ranks alive. A single step may have been under way already."""
 WATCHED_FROM_LEASES = 2 / 3
-"""Fraction of `lease_seconds` after which the control plane starts to track an agent's silence.
-
-A silence counts as evidence only after the whole `lease_seconds`.
-"""
+"""Fraction of `lease_seconds` after which the control plane tracks a silence. Evidence needs the whole lease."""
 BLIND_FLEET_SIZE = 3
-"""Smallest fleet in which the silence of most nodes is no evidence against these nodes.
-
-If most nodes become silent at the same time, the control plane is more likely at fault than the nodes.
-"""
+"""The silence of most nodes of such a fleet is no evidence: the control plane is more likely at fault."""
 
 
 class NodeStanding(StrEnum):
     """The conclusion about a node, and how the job treats the node.
 
-    - ALIVE: use the node.
-    - UNCLEAR: use the node, and wait for more reports.
-    - IMPAIRED: use the node until all ranks can stop at an agreed step, then continue without the node.
+    - ALIVE, UNCLEAR: use the node. If unclear, wait for more reports.
+    - IMPAIRED: use the node until all ranks can stop at an agreed step, then continue without it (ADR 0016).
     - GONE: continue without the node.
     """
 
@@ -71,26 +56,22 @@ class NodeStanding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeVerdict:
-    """The conclusion about one node (whether the job keeps it), with the evidence."""
+    """The conclusion about one node, with the evidence."""
 
     node_id: NodeId
     standing: NodeStanding
     evidence: facts.Fact = facts.NOTHING
     cause: Cause = Cause.NODE_UNREACHABLE
-    """The cause of the resulting incident. Used only if the node is GONE."""
+    """Used only if the node is GONE."""
     is_final: bool = False
-    """Whether the conclusion is irrevocable, so that no later report returns the node to the job."""
+    """Whether no later report returns the node to the job."""
     may_terminate: bool = False
-    """Whether the fleet may terminate the instance.
-
-    Only AWS's report or a fault code from the node's own live agent permits this.
-    """
+    """Whether AWS's report or a fault code from the node's own live agent permits a termination."""
     remedy: Remedy | None = None
-    """The fleet's action for the node. None: REPLACE if `may_terminate`, else HOLD."""
+    """None: REPLACE if `may_terminate`, else HOLD."""
     what: str = ""
-    """The code of the node's fault. Empty without a fault."""
     since: float | None = None
-    """Time of the last evidence that a silent node was alive, in Unix seconds. None if the node is not silent."""
+    """Unix seconds of the last evidence that a silent node was alive, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +81,7 @@ class NodeProgress:
     boundary: Step
     committed: Step
     stepped_at: float | None = None
-    """Unix time at which the first rank finished step `boundary`, by the rank's clock.
-
-    None if no rank reported this time.
-    """
+    """Unix seconds of the first rank at step `boundary`, by the rank's clock, or None."""
 
 
 def judge(
@@ -123,23 +101,10 @@ def judge(
     """Return the verdict on a node: whether its job keeps the node.
 
     Args:
-        node: the node as observed.
-        silence: the node's silence as `track_silences` recorded it, or None while its agent reports.
-        stepped_at: Unix seconds at which ranks of other members finished their newest step. A step after the node's
-            last report is evidence that the node was alive.
-        out_of_view: whether other members report that the node does not answer them. This is the data plane's evidence.
-        is_blind: whether most of the fleet is silent. Silence then proves nothing.
-        now: Unix seconds.
-        timeouts: limits for silence and for missing steps.
-        impairment: the problem that `track_impairments` recorded while the agent of the node reports, or None.
-        is_training: whether the ranks of the node's generation run. If so, the verdict also considers whether steps
-            advance.
-        is_launching: whether the node is in the plan and no rank runs yet. A faulty device then makes the node
-            IMPAIRED instead of GONE, because the launch still needs the shards in its memory.
-        is_blamed: whether `blamed` chose this node as the unreachable member that the job should give up.
-
-    Returns:
-        The verdict. Unless it is ALIVE, it contains the evidence.
+        stepped_at: Unix time of the newest step of other members, which proves that the node was alive.
+        out_of_view: whether other members report that the node does not answer them.
+        is_launching: whether no rank runs yet. A faulty node is then IMPAIRED, because the launch needs its shards.
+        is_blamed: whether `blamed` chose this node.
     """
     if node.instance is InstanceCondition.ENDED:
         return NodeVerdict(
@@ -198,11 +163,7 @@ def judge(
 def _own_word(
     node: NodeObserved, now: float, timeouts: Timeouts, *, is_stepping: bool, is_launching: bool
 ) -> NodeVerdict | None:
-    """Return the verdict (conclusion about the node) from the reports of the node's own agent, or None.
-
-    A faulty node is IMPAIRED while training completes steps or the launch of ranks needs its shards. Otherwise the node
-    is GONE.
-    """
+    """Return the verdict from the reports of the node's own agent, or None."""
     if is_silent(node, timeouts):
         return None
     of_job = (
@@ -228,15 +189,11 @@ def _own_word(
 
 
 def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeouts: Timeouts) -> NodeVerdict:
-    """Return the verdict on a node whose agent reports to the control plane but does not answer other members.
-
-    The node is GONE only if it has not answered for T_max (`exclude_seconds`). A later report can return the node to
-    the job (`is_final` stays False), because the node may hold the only copy of its own shards.
-    """
     lasted = now - impairment.since
     if lasted <= timeouts.exclude_seconds:
         fact = facts.OutOfView(node_id=node.node_id, seconds=round(lasted))
         return NodeVerdict(node_id=node.node_id, standing=NodeStanding.UNCLEAR, evidence=fact)
+    # `is_final` stays False, because the node may hold the only copy of its own shards.
     verdict = NodeVerdict(
         node_id=node.node_id,
         standing=NodeStanding.GONE,
@@ -248,10 +205,7 @@ def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeout
 
 
 def _is_stepping(impairment: Impairment | None, now: float, timeouts: Timeouts) -> bool:
-    """Return whether training has completed a step within T_max (`exclude_seconds`).
-
-    The result is true for a member without a problem (`impairment` is None).
-    """
+    """Return whether training has completed a step within T_max. True without an impairment."""
     return impairment is None or now - impairment.stepped_at <= timeouts.exclude_seconds
 
 
@@ -263,21 +217,9 @@ def is_silent(node: NodeObserved, timeouts: Timeouts) -> bool:
 def unvouched(
     nodes: Collection[NodeObserved], *, committed_at: float | None, now: float, timeouts: Timeouts
 ) -> frozenset[NodeId]:
-    """Return the silent nodes whose last report no longer proves that their peers hold copies of shards.
-
-    The report states which peers hold copies of the node's shards. A silent agent may hang and then replicates nothing.
-    After a recent commit, the result is empty, because every agent takes part in a commit.
-
-    Args:
-        nodes: the nodes of a training job.
-        committed_at: Unix seconds of the newest commit, or None.
-        now: Unix seconds.
-        timeouts: a node is silent if its last message is older than `lease_seconds`.
-
-    Returns:
-        Node ids.
-    """
+    """Return the silent nodes whose last report no longer proves that their peers hold copies of shards."""
     if committed_at is not None and now - committed_at <= timeouts.lease_seconds:
+        # Every agent takes part in a commit. A silent agent may hang, and then replicates nothing.
         return frozenset()
     return frozenset(node.node_id for node in nodes if is_silent(node, timeouts))
 
@@ -289,22 +231,7 @@ def track_silences(
     now: float,
     timeouts: Timeouts,
 ) -> tuple[AgentSilence, ...]:
-    """Return the silences of agents to store in the job's record: `known`, updated by the newest reports.
-
-    A silence begins with the node's last report. `judge` ignores a silence that is shorter than `lease_seconds`. If
-    training finishes two steps during a silence, the silence begins again, because these steps prove the node's ranks
-    alive.
-
-    Args:
-        known: the silences that the job's record contains.
-        nodes: the members, with the reports of their agents.
-        progress: by node, the newest step that the other members' reports prove, without the node's own report.
-        now: Unix seconds.
-        timeouts: `lease_seconds` is the shortest silence that counts as evidence.
-
-    Returns:
-        One entry per silent node, sorted by node id.
-    """
+    """Return the silences of the members, sorted by node id. `progress` excludes each node's own report."""
     before = {silence.node_id: silence for silence in known}
     tracked: list[AgentSilence] = []
     for node in sorted(nodes, key=lambda node: node.node_id):
@@ -334,22 +261,7 @@ def track_impairments(
     now: float,
     timeouts: Timeouts,
 ) -> tuple[Impairment, ...]:
-    """Return the impairments to store in the job's record: members that have a problem although their agents report.
-
-    Either the agent reports a fault of the node, or the node does not answer other members. Each impairment also says
-    when training last completed steps.
-
-    Args:
-        known: the impairments that the job's record contains.
-        nodes: the members, with the reports of their agents.
-        out_of_view: members that do not answer other members.
-        progress: for each node, the progress that all other members report.
-        now: Unix seconds.
-        timeouts: limits that decide which problems count as impairments.
-
-    Returns:
-        One entry per impaired member, sorted by node id.
-    """
+    """Return the members with a fault, or without answers to other members, although their agents report."""
     before = {(each.node_id, each.is_out_of_view): each for each in known}
     tracked: list[Impairment] = []
     for node in sorted(nodes, key=lambda node: node.node_id):
@@ -371,23 +283,9 @@ def track_impairments(
 
 
 def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]) -> NodeId | None:
-    """Return the unreachable member that the job should give up, or None if every member is reachable.
-
-    Two members that cannot reach each other report each other. The job needs to give up only one of them. With parity,
-    a share needs the shards of all other members of its stripe. One silent member therefore leaves the shares on all
-    other members incomplete, and the members report each other. Agents also send messages about commits along a tree.
-    The neighbours that receive no such messages from a member identify the silent member.
-
-    Args:
-        reports: the reports of the members that are not silent.
-        nodes: the members by GROUP_RANK.
-
-    Returns:
-        The member that most other members report as unreachable. If several members have equally many such reports, the
-        function prefers the member that most neighbours in the tree of agents do not hear. Then it prefers members
-        other than the coordinator (if the job has more than two members), then more earlier incidents of this kind,
-        then a higher GROUP_RANK.
-    """
+    """Return the unreachable member that the job should give up, or None. `reports` excludes silent members."""
+    # Two members that cannot reach each other report each other. With parity, one silent member leaves the shares on
+    # all others incomplete, and they report each other. The neighbours in the tree of commits then identify it.
     complaints = Counter(holder for node in reports for holder in nodes_out_of_view({node: reports[node]}))
     silent = Counter(peer for node, report in reports.items() for peer in {*report.silent_peers} - {node})
     before = {node.node_id: sum(line.what == Cause.NODE_UNREACHABLE for line in node.history) for node in nodes}
@@ -401,11 +299,7 @@ def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]
 
 
 def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -> NodeProgress:
-    """Return the progress of training according to all members except one.
-
-    The report of `left_out` does not count. If no other member reports a finished or committed step, this step is
-    `NO_STEP`.
-    """
+    """Return the progress of training according to all members except `left_out`."""
     others = {node: report for node, report in reports.items() if node != left_out}
     boundary = max((rank.boundary for report in others.values() for rank in report.ranks), default=NO_STEP)
     return NodeProgress(
@@ -416,11 +310,7 @@ def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -
 
 
 def passed_at(reports: Mapping[NodeId, MemberReport], least: Step) -> float | None:
-    """Return the Unix time at which the first rank had finished step `least`, according to the reports.
-
-    The time stamps are the ranks' own. A rank reports only the time of its newest step, so the result is too late if
-    every rank is already beyond step `least`. Return None if no rank has reported this step or a later one.
-    """
+    """Return the Unix time of the first rank at step `least`, or of a later step if all ranks are beyond it."""
     stamps = [
         rank.passed_at_seconds
         for report in reports.values()
@@ -431,16 +321,7 @@ def passed_at(reports: Mapping[NodeId, MemberReport], least: Step) -> float | No
 
 
 def first_passed_at(reports: Mapping[NodeId, MemberReport], base: Step) -> float | None:
-    """Return when a rank completed the first new step of a generation, or None.
-
-    Args:
-        reports: the members' reports, of one generation.
-        base: the step that the generation restored.
-
-    Returns:
-        Unix seconds: the earliest of the ranks' own time stamps. If no rank reports the time of its first step, the
-        result is the time of a later step. None without any time.
-    """
+    """Return the Unix time of the first step after `base`, by the ranks' clocks, or None."""
     stamps = [
         rank.first_passed_at_seconds
         for report in reports.values()
@@ -451,11 +332,7 @@ def first_passed_at(reports: Mapping[NodeId, MemberReport], base: Step) -> float
 
 
 def nodes_out_of_view(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeId]:
-    """Return the nodes that have not answered other members for longer than `holder_deadline_seconds`.
-
-    Two kinds of reports count. The owner of a shard reports that its commits no longer wait for the node's copy. A
-    neighbour in the tree of agents reports that it receives no messages from the node.
-    """
+    """Return the nodes that have not answered other members for longer than `holder_deadline_seconds`."""
     return silent_in_rounds(reports) | frozenset(
         holder
         for node, report in reports.items()
@@ -471,11 +348,7 @@ def silent_in_rounds(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeId
 
 
 def is_fleet_blind(nodes: Collection[NodeObserved], timeouts: Timeouts) -> bool:
-    """Return whether most of a fleet is silent although AWS does not report the instances ended.
-
-    The result is true if more than half of at least `BLIND_FLEET_SIZE` nodes are silent. `nodes` contains the spares of
-    the fleet and the nodes that are assigned to jobs.
-    """
+    """Return whether most of a fleet, jobs' nodes included, is silent although its instances have not ended."""
     present = [node for node in nodes if node.instance is not InstanceCondition.ENDED]
     silent = [node for node in present if is_silent(node, timeouts)]
     return len(present) >= BLIND_FLEET_SIZE and 2 * len(silent) > len(present)

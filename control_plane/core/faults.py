@@ -1,8 +1,5 @@
 """Finds the faults that end a generation: failed ranks, lost nodes, restarted agents and failed loads.
 
-The job loop's decision (`core.job`) calls these functions with the agents' reports and the verdict on each node
-(`core.evidence`: whether the job keeps the node), and then decides how the job continues.
-
 Invariant: this module only describes faults. Each fault has a cause, a time and its evidence.
 """
 
@@ -31,16 +28,13 @@ from everstep.protocol.ids import NO_STEP, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, RankPlan, Timeouts
 
 LOAD_FAULTS = SHARD_FAULTS | {FaultCode.MEMORY_FULL}
-"""Fault codes that an agent reports when its ranks fail to load a state that another number of ranks wrote."""
+"""Fault codes of agents whose ranks fail to load a state that another number of ranks wrote."""
 COORDINATOR_FAULTS = frozenset({FaultCode.COORDINATOR_UNREACHABLE})
 """Fault codes of an agent that cannot reach the coordinator of its generation."""
 
 
 def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> list[tuple[NodeId, Rank, RankExit]]:
-    """Return the ranks that ended without success, with their exits, in the order of their ends.
-
-    Ranks that the control plane killed come last, because their exits show no fault.
-    """
+    """Return the ranks that ended without success, oldest end first. Ranks that the control plane killed come last."""
     failing = [
         (node, rank.rank, rank.exit)
         for node, report in reports.items()
@@ -51,15 +45,11 @@ def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> list[tuple[NodeId, 
 
 
 def _own_failures(reports: Mapping[NodeId, MemberReport]) -> list[tuple[NodeId, Rank, RankExit]]:
-    """Return the ranks that failed by themselves, with their exits."""
     return [each for each in failing_ranks(reports) if each[2].exit_class is not ExitClass.HALTED]
 
 
 def of_ranks(reports: Mapping[NodeId, MemberReport], *, only: Rank | None = None) -> tuple[Fault, ...]:
-    """Return the exit of the first failed rank, or of rank `only` if it is set, as a fault.
-
-    Later exits are usually consequences of the first exit.
-    """
+    """Return the exit of the first failed rank, or of rank `only`, as a fault. Later exits are usually consequences."""
     for node, rank, ended in failing_ranks(reports):
         if only in (None, rank):
             fact = facts.RankEnded(
@@ -70,20 +60,14 @@ def of_ranks(reports: Mapping[NodeId, MemberReport], *, only: Rank | None = None
 
 
 def failing_since(reports: Mapping[NodeId, MemberReport], otherwise: float) -> float:
-    """Return when the first rank failed by itself, in Unix seconds, or `otherwise` if none did.
-
-    Ranks that the control plane killed do not count.
-    """
+    """Return the Unix time at which the first rank failed by itself, or `otherwise`."""
     return min((rank_exit.at_seconds for _, _, rank_exit in _own_failures(reports)), default=otherwise)
 
 
 def failure_of_ranks(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step
 ) -> FailureRecord | None:
-    """Return the failure of the first failed rank, as `core.breakers` counts it towards the job's MaxAttempts.
-
-    Return None if no rank failed by itself.
-    """
+    """Return the first failed rank's failure, which counts towards MaxAttempts. None if no rank failed by itself."""
     for node, rank, ended in _own_failures(reports)[:1]:
         return FailureRecord(
             generation=plan.generation,
@@ -106,17 +90,7 @@ def failure_of_ranks(
 def of_nodes(
     plan: GenerationPlan, verdicts: Mapping[NodeId, NodeVerdict], nodes: Mapping[NodeId, NodeObserved], now: float
 ) -> tuple[Fault, ...]:
-    """Return one fault per lost member, and one more fault if no remaining node holds or can rebuild some shard.
-
-    Args:
-        plan: the plan of the generation.
-        verdicts: by member, the conclusion whether the job keeps it (`core.evidence.judge`).
-        nodes: the nodes as observed.
-        now: Unix seconds.
-
-    Returns:
-        Faults in the order of the plan's nodes, with the lost shards last. Empty if no member is lost.
-    """
+    """Return one fault per lost member in the plan's order, and one more if some shard is lost."""
     lost = [verdicts[node.node_id] for node in plan.nodes if verdicts[node.node_id].standing is NodeStanding.GONE]
     faults = [
         Fault(
@@ -136,25 +110,12 @@ def of_nodes(
 
 
 def lost_at(verdict: NodeVerdict, nodes: Mapping[NodeId, NodeObserved], now: float) -> float:
-    """Return the best estimate of the time at which a lost node failed.
-
-    Args:
-        verdict: the conclusion that the node is lost, with its evidence.
-        nodes: the nodes as observed.
-        now: Unix seconds.
-
-    Returns:
-        Unix seconds: the time of the node's last report, or of the last step during its silence that proved the node
-        alive.
-    """
+    """Return the Unix time of the node's last report, or of the last step during its silence that proved it alive."""
     return _last_sign(nodes, verdict.node_id, now) if verdict.since is None else min(verdict.since, now)
 
 
 def implied(verdict: NodeVerdict, now: float) -> Implication | None:
-    """Return the entry that the verdict on a lost node adds to the node's fault history, or None.
-
-    If AWS terminated the instance, or the job gave the node up as planned, the history gets no entry.
-    """
+    """Return the entry for the fault history of a lost node. None if AWS or a plan ended its work."""
     if verdict.cause is Cause.INSTANCE_TERMINATED or verdict.cause.is_planned:
         return None
     return Implication(
@@ -169,10 +130,7 @@ def implied(verdict: NodeVerdict, now: float) -> Implication | None:
 
 
 def group_loss(plan: GenerationPlan, lost: Sequence[NodeId], at: float) -> tuple[Fault, ...]:
-    """Return one fault that lists the shards that the remaining nodes neither hold nor can rebuild.
-
-    Empty without such shards. With parity, a shard is lost if its owner's node and another node of the group are lost.
-    """
+    """Return one fault that lists the shards that the remaining nodes neither hold nor can rebuild, or nothing."""
     taken = [rank for rank in plan.ranks if _is_taken(rank, lost)]
     if not taken:
         return ()
@@ -182,24 +140,12 @@ def group_loss(plan: GenerationPlan, lost: Sequence[NodeId], at: float) -> tuple
 
 
 def _is_taken(rank: RankPlan, lost: Sequence[NodeId]) -> bool:
-    """Return whether only the nodes in `lost` hold a rank's shard, and no other nodes can rebuild it by parity."""
     owner, *peers = rank.holders
     return owner in lost and (any if rank.stripe else all)(peer in lost for peer in peers)
 
 
 def memory_loss(forgotten: Sequence[Rank], at: float) -> tuple[Fault, ...]:
-    """Return one fault that lists the shards that no node holds in memory. Empty without such shards.
-
-    A shard disappears from memory if a second node is lost before the copies or shares of the first lost node are
-    restored.
-
-    Args:
-        forgotten: ranks whose shard no remaining node holds or can rebuild.
-        at: Unix seconds when the first holder was lost.
-
-    Returns:
-        One fault, or none.
-    """
+    """Return one fault that lists the shards that no node holds in memory, or nothing. `at`: Unix seconds."""
     if not forgotten:
         return ()
     fact = facts.ShardsLost(ranks=tuple(forgotten), how=facts.ShardLoss.MEMORY)
@@ -207,10 +153,7 @@ def memory_loss(forgotten: Sequence[Rank], at: float) -> tuple[Fault, ...]:
 
 
 def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObserved], now: float) -> tuple[Fault, ...]:
-    """Return one fault for each connected agent of a node in `plan` that does not report the plan's generation.
-
-    Such an agent has restarted and lost its state, or has promised to join another generation.
-    """
+    """Return one fault for each agent that has restarted, or has promised to join another generation."""
     faults: list[Fault] = []
     for member in plan.nodes:
         node = nodes.get(member.node_id)
@@ -234,17 +177,15 @@ def _lost_agent(fact: facts.AgentRestarted | facts.AgentSilent, at: float, now: 
 def of_coordinator(
     plan: GenerationPlan, silence: AgentSilence | None, committed_by_others: Step, now: float, timeouts: Timeouts
 ) -> tuple[Fault, ...]:
-    """Return a fault if the coordinator is silent for `coordinator_deadline_seconds`, and no step was committed since.
-
-    Without a coordinator, ranks still finish steps, but no step is committed. The fault therefore restarts the ranks
-    even if they make progress.
-    """
+    """Return a fault if the coordinator is silent past its deadline, and no step was committed since."""
     if (
         silence is None
         or now - silence.since <= timeouts.coordinator_deadline_seconds
         or committed_by_others > silence.committed
     ):
         return ()
+    # Without a coordinator, ranks still finish steps, but no step is committed. The ranks restart despite their
+    # progress.
     fact = facts.AgentSilent(
         node_id=plan.coordinator, seconds=round(now - silence.since, 1), proof=facts.SilenceProof.COORDINATOR
     )
@@ -254,11 +195,7 @@ def of_coordinator(
 def of_cut_off_members(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], now: float, timeouts: Timeouts
 ) -> tuple[Fault, ...]:
-    """Return a fault if members report that they could not reach the coordinator for `coordinator_deadline_seconds`.
-
-    The coordinator may be alive while the network to it is broken. It commits no step without the confirmations of
-    these members.
-    """
+    """Return a fault if members could not reach the coordinator, which may be alive, within its deadline."""
     messages = [
         (node, fault.message)
         for node, report in sorted(reports.items())
@@ -282,11 +219,7 @@ def of_cut_off_members(
 def of_silence(
     plan: GenerationPlan, nodes: Mapping[NodeId, NodeObserved], now: float, timeouts: Timeouts
 ) -> tuple[Fault, ...]:
-    """Return one fault per member that is silent for longer than `coordinator_deadline_seconds`.
-
-    The caller uses this function while a generation loads or starts. No rank has completed a new step yet, so a new
-    launch loses no step.
-    """
+    """Return one fault per member that is silent for longer than `coordinator_deadline_seconds` during a launch."""
     return tuple(
         Fault(
             cause=Cause.NODE_UNREACHABLE,
@@ -329,7 +262,7 @@ def of_nodes_without_load(
 def blocked_loads(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId, NodeFault], ...]:
     """Return the nodes whose loads failed because S3, IAM or KMS was out of reach, each with its fault.
 
-    Empty if a load also failed for another reason: the job may then be the cause.
+    Empty if a load also failed for another reason, because the job may then be the cause.
     """
     found: list[tuple[NodeId, NodeFault]] = []
     for node_id, report in sorted(reports.items()):
@@ -365,22 +298,16 @@ def _is_blocked(plan: GenerationPlan, node_id: NodeId, fault: NodeFault) -> bool
 
 
 def _has_failed_load(plan: GenerationPlan, report: MemberReport) -> bool:
-    """Return whether the agent or the ranks of a node failed to load the node's shards, or cannot work for the job.
-
-    Only in a relayout (another number of ranks wrote the state) do the ranks themselves load the shards.
-    """
     if report.phase is MemberPhase.LOAD_FAILED or _permanent_faults(report):
         return True
+    # Only in a relayout do the ranks themselves load the shards.
     return plan.relayout is not None and any(fault.code in LOAD_FAULTS for fault in report.faults)
 
 
 def failure_of_loads(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step, now: float
 ) -> FailureRecord | None:
-    """Return the first failed load of shards as a failure that `core.breakers` counts towards MaxAttempts.
-
-    Return None if no load failed.
-    """
+    """Return the first failed load as a failure that counts towards MaxAttempts, or None."""
     for node, report in sorted(reports.items()):
         if _has_failed_load(plan, report):
             return FailureRecord(
@@ -398,7 +325,7 @@ def failure_of_loads(
 
 
 def permanent(reports: Mapping[NodeId, MemberReport], *, has_trained: bool) -> NodeFault | None:
-    """Return a permanent fault of the job that agents report, or None. A new generation would fail with the same fault.
+    """Return a permanent fault of the job, which a new generation would repeat, or None.
 
     Once the job has trained, two nodes must report a permanent fault. A fault of one node counts as a failed load.
     """
@@ -411,7 +338,7 @@ def _permanent_faults(report: MemberReport) -> list[NodeFault]:
 
 
 def reached(reports: Mapping[NodeId, MemberReport]) -> Step:
-    """Return the newest step that any rank has finished according to the reports. Ranks that have ended count too."""
+    """Return the newest step that any rank, ended or not, has finished according to the reports."""
     steps = [rank.boundary for report in reports.values() for rank in report.ranks]
     steps += [rank.exit.boundary for report in reports.values() for rank in report.ranks if rank.exit is not None]
     steps += [report.round.boundary for report in reports.values() if report.round is not None]
@@ -419,10 +346,7 @@ def reached(reports: Mapping[NodeId, MemberReport]) -> Step:
 
 
 def gone(verdict: NodeVerdict) -> NodeVerdict:
-    """Return the final verdict (conclusion) GONE on a member that the fleet has removed from the job.
-
-    A verdict that is already GONE keeps its evidence.
-    """
+    """Return the final verdict GONE on a member that the fleet has removed. Earlier evidence stays."""
     if verdict.standing is NodeStanding.GONE:
         return replace(verdict, is_final=True)
     removed = facts.NodeRemoved(node_id=verdict.node_id)

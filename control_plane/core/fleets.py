@@ -1,7 +1,5 @@
 """The decision about a fleet: desired capacity, and which node works for which job.
 
-Only the fleet loop changes the desired capacity and the assignment of nodes to jobs.
-
     desired capacity    max(MinNodeCount, nodes of all admitted jobs) + spares + held nodes + nodes that AWS
                             will reclaim, within the group's own limits
     up                  LaunchInstances, or SetDesired where AWS refuses it (`core.capacity`)
@@ -10,18 +8,11 @@ Only the fleet loop changes the desired capacity and the assignment of nodes to 
                             its replacement. Without LaunchInstances, the group launches it by itself
     moves               assign a job another node for each node that it must give up (`core.moves`)
 
-The fleet applies a remedy to each node that its job gives up, and to each unusable spare: it releases, holds, reboots
-or terminates the node. An hourly limit applies to nodes that Everstep itself removes, so that wrong conclusions
-about nodes cannot empty the fleet.
-
-Invariant: a node works for at most one job. A gang (all nodes of a job) starts complete or not at all. Recovering jobs
-have precedence over queued jobs. While the group's settings differ from the registered ones, or most of the fleet is
-silent, the fleet terminates nothing except instances that AWS is ending. While automation is paused, the fleet does
-nothing. A node whose agent has connected is terminated only as surplus, at a person's request, because AWS ends it,
-after faults that its own agent reported, or after a failed reboot.
-
-The module has more than 500 lines. It is one module because capacity and assignment share one table of nodes: one
-decision must not both assign and terminate the same node.
+Invariant: a node works for at most one job. A job starts with all its nodes or not at all. Recovering jobs precede
+queued jobs. While the group's settings differ from the registered ones, or most of the fleet is silent, the fleet
+terminates only instances that AWS is ending. While automation is paused, the fleet does nothing. A node whose agent has
+connected is terminated only as surplus, at a person's request, because AWS ends it, after faults that its own agent
+reported, or after a failed reboot. An hourly limit of replacements keeps wrong verdicts from emptying the fleet.
 """
 
 from __future__ import annotations
@@ -95,12 +86,7 @@ from everstep.protocol.plan import SourceArchive
 NODE_COUNTS_AS_MEMBER = frozenset(NodeState) - {NodeState.GONE}
 MOST_SOURCES = 16
 MOST_SOURCE_BYTES = 1024**3
-"""Size limit for the source archives (training scripts) that a spare downloads in advance.
-
-`MOST_SOURCES` limits their number.
-
-A node fetches any other archive when the fleet assigns the node to a job.
-"""
+"""Limit of the source archives that a spare downloads in advance."""
 RATE_WINDOW_SECONDS = 3600.0
 MOST_DOUBLINGS = 10
 
@@ -108,19 +94,7 @@ MOST_DOUBLINGS = 10
 def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy) -> FleetDecision:
     """Return the changes of a fleet's node table, and the actions on its Auto Scaling group and agents.
 
-    The fleet loop calls this function repeatedly for each fleet. One call and the execution of its result are a *pass*.
-
-    Args:
-        now: Unix seconds.
-        spec: the fleet as its user registered it.
-        observed: the group, the node table, the agents and the jobs of the fleet.
-        policy: the timeouts, and whether a person has paused all automatic actions.
-
-    Returns:
-        The changed rows of the node table, and the actions. Both are empty if nothing has to change.
-
-    Raises:
-        InvalidTransition: the node table permits no transition for an observed event.
+    Raises InvalidTransition if the node table permits no transition for an observed event.
     """
     if policy.pause:
         return FleetDecision(
@@ -204,8 +178,6 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
 
 
 class _Table:
-    """The database rows of the fleet's nodes, which one call of `decide` changes in memory."""
-
     def __init__(self, now: float, spec: FleetSpec, observed: FleetObserved) -> None:
         self.now = now
         self.spec = spec
@@ -219,10 +191,7 @@ class _Table:
         self.roll_progress = observed.roll_progress
 
     def counts(self) -> Mapping[RunId, int]:
-        """Return how many nodes each job may hold.
-
-        Nodes in state HELD (kept out of use) reduce the result, because they count against the group's MaxSize.
-        """
+        """Return how many nodes each job may hold. Held nodes count against the group's MaxSize."""
         capacity = self.seen.group.max_size - len(self.in_state(NodeState.HELD))
         return schedule(self.seen.jobs, capacity, self.now).counts
 
@@ -232,7 +201,6 @@ class _Table:
         return group.desired_count - group.min_size if capacity.may_launch(self.now, group, self.seen.launch) else 0
 
     def grow(self, desired: int) -> FleetAction:
-        """Return the action that enlarges the group, and record since when its new instances are wanted."""
         launch = self.seen.launch
         action = capacity.growth(self.now, self.spec.group, self.seen.group, desired, launch)
         if isinstance(action, LaunchInstances) and (launch is None or action.key != launch.key):
@@ -281,11 +249,8 @@ class _Table:
         )
 
     def follow_aws(self) -> None:
-        """Add new members of the group to the node table; record agents that connected and instances that ended.
-
-        AWS still lists an ended instance for some time. The method adds no row for such an instance.
-        """
         staying = self.seen.group.staying
+        # AWS still lists an ended instance for some time.
         joined = [id for id in staying if id not in self.rows and self.node(id).instance is not InstanceCondition.ENDED]
         missing = max(0, self.seen.group.desired_count - len(staying))
         missing += capacity.unknown_count(self.now, self.seen.group, self.seen.launch)
@@ -308,7 +273,6 @@ class _Table:
                 self.move(row, NodeEvent.CONNECTED, causes.Happened(what=causes.NodeFact.CONNECTED))
 
     def follow_people(self) -> None:
-        """Execute people's decisions on held nodes (kept out of use): return them to service, or terminate them."""
         for row in self.in_state(NodeState.HELD):
             if row.release is HoldRelease.RETURN:
                 self.move(row, NodeEvent.RELEASED, causes.Happened(what=causes.NodeFact.RELEASED))
@@ -317,10 +281,7 @@ class _Table:
                 self.move(row, NodeEvent.EXCLUDED, released)
 
     def follow_roll(self, policy: Policy, *, is_frozen: bool) -> None:
-        """Store the requests that the fleet's roll (replacement or reboot of all nodes) makes for single nodes.
-
-        Withdraw these requests if a person has stopped the roll.
-        """
+        """Store the requests of the fleet's roll for single nodes, or withdraw them if a person has stopped it."""
         roll = self.seen.roll
         if roll is None:
             return
@@ -350,7 +311,6 @@ class _Table:
         self.roll_progress = step.progress
 
     def _unavailable_count(self, policy: Policy) -> int:
-        """Return how many of the nodes that the fleet needs for its jobs and spares are not in service."""
         available = [
             row
             for row in self.in_state(NodeState.SPARE, NodeState.ASSIGNED)
@@ -375,10 +335,7 @@ class _Table:
         )
 
     def follow_requests(self) -> None:
-        """Execute people's requests (drain, replace, reboot, hold) for nodes that work for no job.
-
-        A spare that still holds state of a run deletes that state first.
-        """
+        """Execute people's requests for nodes that work for no job. A spare first deletes its state of a run."""
         for row in self.in_state(NodeState.SPARE):
             if row.request is None or (
                 self.node(row.node_id).is_connected and self.node(row.node_id).member is not None
@@ -400,17 +357,11 @@ class _Table:
                 self.rows[row.node_id] = replace(row, hold=Hold.PERSON, reason=row.request, request=None)
 
     def lacks_evidence(self, row: NodeRecord) -> bool:
-        """Return whether a failed node that a person will inspect must still upload its logs.
-
-        False if the node's agent is not connected.
-        """
+        """Return whether a failed node with a connected agent must still upload its logs for an inspection."""
         return row.hold is Hold.INSPECTION and row.evidence_at is None and self.node(row.node_id).is_connected
 
     def follow_jobs(self, policy: Policy) -> None:
-        """Remove nodes from a job that ended, returned to the queue or excluded these nodes.
-
-        Also return nodes to service that the fleet held as unreachable, once their agents report again and have no job.
-        """
+        """Remove nodes from jobs that no longer need them. Return unreachable nodes to service that report again."""
         for row in self.in_state(NodeState.ASSIGNED):
             job = self.jobs.get(row.run) if row.run is not None else None
             if job is None:
@@ -429,7 +380,6 @@ class _Table:
                 self.move(row, NodeEvent.RELEASED, causes.Happened(what=causes.NodeFact.REPORTS_AGAIN))
 
     def follow_burn_ins(self) -> None:
-        """Store the results of the spares' tests, and order the tests that are due."""
         for row in self.in_state(NodeState.SPARE):
             node = self.node(row.node_id)
             if node.is_connected and node.has_reported:
@@ -458,11 +408,7 @@ class _Table:
         return burn_in.best_rates(result for _, result in self._results())
 
     def follow_faults(self, policy: Policy, *, is_blind: bool) -> None:
-        """Remove unusable spares from service, and return rebooted nodes to service.
-
-        A spare is unusable if it is faulty, failed its burn-in, is silent for T_max (`exclude_seconds`), or is involved
-        in too many incidents. A rebooted node returns to service if its fault is gone. Otherwise the fleet replaces it.
-        """
+        """Remove spares that are faulty, slow, silent or lemons from service, and return repaired nodes to service."""
         for row in self.in_state(NodeState.SPARE):
             node = self.node(row.node_id)
             if is_silent(node, policy.timeouts):
@@ -496,17 +442,13 @@ class _Table:
                 self.take_out(row, Remedy.REPLACE, why_lost)
 
     def _waited_seconds(self, row: NodeRecord, since: float) -> float:
-        """Return for how many seconds the fleet has waited for a report of the node's agent since the time `since`.
-
-        Periods in which this control plane could not have received a report do not count.
-        """
+        """Return how long the fleet has waited for a report that this control plane could have received."""
         node = self.node(row.node_id)
         if node.is_connected:
             return self.now - max(since, row.connected_at or since)
         return min(self.now - since, node.silent_seconds)
 
     def take_out(self, row: NodeRecord, remedy: Remedy, reason: causes.Reason) -> None:
-        """Take a node out of service: move it to the state that its remedy requires (for example HELD or REBOOTING)."""
         match remedy:
             case Remedy.RELEASE:
                 self.move(row, NodeEvent.RELEASED, reason)
@@ -524,10 +466,7 @@ class _Table:
                 self._inspect(row, reason)
 
     def _inspect(self, row: NodeRecord, reason: causes.Reason) -> None:
-        """Hold a failed node for inspection, or terminate it if the group has no room for another held instance.
-
-        Held instances count against the group's MaxSize.
-        """
+        """Hold a failed node for inspection, or terminate it if the group's MaxSize leaves no room."""
         most = self.seen.group.max_size
         needed, held = _needed(self.spec, self.seen, self), len(self.in_state(NodeState.HELD))
         if needed + held + 1 <= most:
@@ -550,10 +489,7 @@ class _Table:
         )
 
     def replace_within_limit(self, *, is_frozen: bool) -> None:
-        """Mark the nodes whose replacements the fleet now requests, within its hourly limit of replacements.
-
-        The remaining nodes wait until the limit permits their replacement.
-        """
+        """Mark the nodes whose replacements the fleet now requests. The others wait for the hourly limit."""
         room = self.spec.max_replacements_per_hour - sum(
             self.now - at <= RATE_WINDOW_SECONDS for at in self.seen.replaced
         )
@@ -563,11 +499,7 @@ class _Table:
                 room -= 1
 
     def waiting(self) -> list[NodeRecord]:
-        """Return the nodes that the fleet has taken out of service, and whose replacement it has not requested yet.
-
-        The result omits surplus nodes, nodes that AWS ends, and nodes that a roll replaces: the hourly limit of
-        replacements does not apply to them.
-        """
+        """Return the nodes out of service without a requested replacement, if the hourly limit applies to them."""
         out = self.in_state(NodeState.DRAINING, NodeState.HELD)
         return [
             row
@@ -579,18 +511,7 @@ class _Table:
         ]
 
     def assign(self, policy: Policy) -> None:
-        """Assign spares to jobs.
-
-        First, recovering jobs receive their missing nodes, then jobs with fewer than NodeCount nodes. Second, each job
-        receives one node for each node that it must give up. Third, admitted jobs without a generation receive all of
-        their nodes together. Fourth, elastic jobs that may use more nodes receive nodes that the fleet does not need as
-        spares.
-
-        Nodes with a rebalance recommendation are the last choice, and nodes that AWS will reclaim are never assigned.
-        Among other nodes, the fleet prefers warm nodes: a process on such a node has already finished the imports of a
-        rank, which take seconds. Among equally warm nodes, a recovering job receives nodes from the failure domains
-        where it has the fewest nodes, so that copies of a shard are in different domains. No job waits for a warm node.
-        """
+        """Assign spares: to recovering jobs, to smaller jobs, for moves, to complete new jobs, and last for growth."""
         idle = [
             row
             for row in self.in_state(NodeState.SPARE)
@@ -625,15 +546,15 @@ class _Table:
             self.move(row, NodeEvent.ASSIGNED, causes.WorksFor(job=job.job), run=job.run)
 
     def _welcome(self, job: FleetJob, idle: list[NodeRecord]) -> list[NodeRecord]:
+        # Nodes that the job gave up never return to it.
         excluded = {exclusion.node_id for exclusion in job.exclusions}
         return [row for row in idle if row.node_id not in excluded]
 
     def _rank(self, row: NodeRecord, job: FleetJob, team: Mapping[str | None, int]) -> tuple[bool, bool, bool, int]:
-        """Return the sort key of a spare for a job. The fleet assigns the spare with the lowest key first.
-
-        `team` contains the number of the job's nodes by failure domain.
-        """
         node = self.node(row.node_id)
+        # A recovering job prefers the failure domains where it has the fewest nodes, so that copies of a shard are
+        # apart. A warm node has finished the imports of a rank, which take seconds. Nodes with a notice are the last
+        # choice.
         crowd = team.get(node.domain, 0) if node.domain is not None else 0
         return bool(node.notices), row.node_id in job.avoided, not node.is_warm, crowd
 
@@ -641,11 +562,7 @@ class _Table:
         return [row for row in self.in_state(NodeState.ASSIGNED) if row.run == job.run]
 
     def _leaving(self, job: FleetJob) -> list[NodeRecord]:
-        """Return the nodes that a job must give up.
-
-        These are the job's nodes that AWS will reclaim. If the job trains, the result also contains the nodes that the
-        job itself has decided to give up. Empty if the job has no generation, stops, or is managed by a person.
-        """
+        """Return the nodes that a job must give up: nodes that AWS will reclaim, and its own choices in training."""
         if job.state not in LAUNCHED_JOBS or job.state is JobState.STOPPING or job.is_taken_over:
             return []
         moving = {move.node_id for move in job.moves if not move.is_returned} if job.state is JobState.RUNNING else ()
@@ -656,21 +573,15 @@ class _Table:
         ]
 
     def leaving(self) -> tuple[int, int]:
-        """Return how many nodes all jobs must give up, as a pair: nodes that AWS will reclaim, and other nodes.
-
-        The first number excludes nodes that their Auto Scaling group already terminates.
-        """
+        """Return how many nodes all jobs must give up: nodes that AWS will reclaim, and other nodes."""
+        # The first number excludes nodes that their Auto Scaling group already terminates.
         gone = {member.node_id for member in self.seen.group.members if member.is_leaving}
         rows = [row for job in self.jobs.values() for row in self._leaving(job)]
         taken = {row.node_id for row in rows if notices.urgent(self.node(row.node_id), self.now) is not None}
         return len(taken - gone), len(rows) - len(taken)
 
     def take_back(self) -> None:
-        """Make assigned nodes spares again if their running jobs do not need them.
-
-        A job has a surplus node if it decided to give up a node, received a replacement, and then kept its node. The
-        fleet takes back only nodes whose agents hold no state of the job yet.
-        """
+        """Make assigned nodes spares again that their jobs no longer need and whose agents hold no state yet."""
         counts = self.counts()
         for job in (job for job in self.jobs.values() if job.state is JobState.RUNNING and not job.is_taken_over):
             extra = len(self._nodes_of(job)) - counts[job.run] - len(self._leaving(job))
@@ -683,24 +594,15 @@ class _Table:
                 self.move(row, NodeEvent.RELEASED, causes.Happened(what=causes.NodeFact.UNNEEDED))
 
     def failed_join_count(self) -> int:
-        """Return the number of consecutive instances whose agents failed to connect in time.
-
-        The result includes instances that the fleet is terminating for this reason.
-        """
         leaving = [row for row in self.in_state(NodeState.DRAINING) if not isinstance(row.reason, causes.Surplus)]
         return self.seen.failed_join_count + sum(row.connected_at is None for row in leaving)
 
     def join_seconds(self) -> float:
-        """Return the time limit, in seconds, within which the agent of a new instance must connect."""
         return JOIN_SECONDS * 2.0 ** min(self.failed_join_count(), MOST_DOUBLINGS)
 
     def give_up_joining(self) -> None:
-        """Terminate one instance whose agent did not connect in time. Its group then launches another instance.
-
-        The time limit doubles for each such instance in a row. If all instances fail to join, for example because of
-        their user data, more instances do not help, and only a person can repair the cause. Periods in which no agent
-        could have connected to this control plane do not count.
-        """
+        # The limit doubles for each such instance in a row: if all fail, for example by their user data, only a person
+        # helps.
         patience = self.join_seconds()
         settled = {
             member.node_id
@@ -715,11 +617,6 @@ class _Table:
                 return
 
     def retire_announced(self) -> None:
-        """Terminate idle nodes that AWS will reclaim, so that replacements arrive sooner.
-
-        The fleet terminates nodes with an urgent notice immediately, and nodes with another notice one by one. It keeps
-        nodes of an ending capacity block, because the block provides no replacement.
-        """
         members = set(self.seen.group.staying)
         idle = [
             row
@@ -734,6 +631,7 @@ class _Table:
             if notice is None and is_whole:
                 notice = next(iter(node.notices), None)
                 is_whole = notice is None
+            # An ending capacity block provides no replacement, so its nodes stay.
             if notice is not None and notice.kind is not NoticeKind.CAPACITY_BLOCK_END:
                 self.move(row, NodeEvent.EXCLUDED, notices.announced(row.node_id, notice))
 
@@ -744,17 +642,13 @@ def _all_faults(row: NodeRecord, node: NodeObserved) -> tuple[NodeFault, ...]:
 
 
 def _has_successor(row: NodeRecord) -> bool:
-    """Return whether the fleet has requested a replacement for this node since the node went out of service."""
     if isinstance(row.reason, causes.ReleasedToEnd) and row.reason.is_replaced:
         return True
     return row.replaced_at is not None and row.replaced_at >= row.since
 
 
 def _is_announced(row: NodeRecord) -> bool:
-    """Return whether the fleet terminates a node because AWS announced the end of its instance.
-
-    Such a termination does not count against the hourly limit of replacements.
-    """
+    """Return whether AWS announced the end of a node. Its termination does not count against the hourly limit."""
     return any(
         isinstance(reason, Announced) or (isinstance(reason, causes.GivenUp) and reason.remedy is Remedy.LET_GO)
         for reason in causes.origins(row.reason)
@@ -762,61 +656,36 @@ def _is_announced(row: NodeRecord) -> bool:
 
 
 def _needed(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
-    """Return how many nodes the fleet needs for its jobs and as spares.
-
-    A node that AWS will reclaim adds one to the number, because the fleet requests its replacement while the node still
-    works. For any other node that a job must give up, a spare takes over. If the fleet has too few spares, it requests
-    more nodes within the hourly limit.
-    """
     wanted = sum(table.counts().values())
     spares = spare_count(spec, seen.history, wanted)
+    # A reclaimed node adds one, because its replacement is requested while it still works. For other departures a spare
+    # takes over, or the fleet requests more nodes within the hourly limit.
     taken, moving = table.leaving()
     room = max(0, spec.max_replacements_per_hour - len(seen.replaced))
     return max(spec.min_node_count, wanted) + max(spares, min(moving, spares + room)) + taken
 
 
 def _desired(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
-    """Return the desired capacity that the fleet wants its Auto Scaling group to have.
-
-    A held node adds one if the fleet launches a replacement for it, because both instances belong to the group.
-    """
+    # A held node and its replacement both belong to the group.
     held = sum(_has_successor(row) for row in table.in_state(NodeState.HELD))
     return max(seen.group.min_size, min(seen.group.max_size, _needed(spec, seen, table) + held))
 
 
 def first_desired(spec: FleetSpec, *, min_size: int, max_size: int) -> int:
-    """Return the first desired capacity of a fleet without jobs and history.
-
-    The response of CreateFleet contains this capacity, which the fleet loop requests later.
-
-    Args:
-        spec: the fleet as its user registered it.
-        min_size: MinSize of the group, the lower bound of the result.
-        max_size: MaxSize of the group, the upper bound of the result.
-
-    Returns:
-        The capacity that `decide` requests when the fleet loop first handles the fleet, before any job starts.
-    """
+    """Return the first desired capacity of a fleet without jobs and history, within the group's sizes."""
     return max(min_size, min(max_size, spec.min_node_count + spare_count(spec, FleetHistory(), 0)))
 
 
 def _without_hope(group: GroupObserved, desired: int) -> int:
-    """Return the group's desired capacity without pending launches that the fleet no longer needs.
-
-    The result is at least `desired`, and at least the number of existing instances: a lower desired capacity would let
-    Auto Scaling choose instances and end them. It is never above the present desired capacity or below MinSize.
-    """
+    """Return the group's desired capacity without pending launches that the fleet no longer needs."""
+    # Below the number of existing instances, Auto Scaling would choose instances and end them.
     return max(group.min_size, min(group.desired_count, max(desired, len(group.staying))))
 
 
 def _ended_members(
     spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int, lowerable: int
 ) -> list[FleetAction]:
-    """Return the actions that remove members whose instances have ended from the Auto Scaling group.
-
-    The group launches a replacement, unless the removal also lowers the desired capacity. `lowerable` removals lower it
-    because a later pass calls LaunchInstances.
-    """
+    """Return the actions that remove ended members from the group. `lowerable` removals lower the desired capacity."""
     actions: list[FleetAction] = []
     extra = max(seen.group.desired_count - desired, lowerable)
     for member in seen.group.members:
@@ -831,10 +700,7 @@ def _ended_members(
 
 
 def _tries(now: float, spec: FleetSpec, group: GroupObserved) -> list[FleetAction]:
-    """Return the actions that retry failed launches and resume launches that AWS suspended.
-
-    Launches that a user suspended remain suspended.
-    """
+    """Return the retries of failed launches, and resume launches that AWS, not a user, suspended."""
     is_missing = len(group.staying) < group.desired_count
     if not is_missing or spec.is_deleting or now < (capacity.retry_at(group) or now):
         return []
@@ -852,12 +718,6 @@ def _tries(now: float, spec: FleetSpec, group: GroupObserved) -> list[FleetActio
 def _held_back(
     spec: FleetSpec, group: GroupObserved, table: _Table, policy: Policy, *, is_blind: bool
 ) -> list[FleetAction]:
-    """Return the actions for instances that a terminating lifecycle hook holds.
-
-    The fleet completes the hook, so that AWS ends the instance, once no job uses the instance, or once the agent is
-    silent for `coordinator_deadline_seconds`. If a job has requested that its ranks stop so that it can leave the
-    instance, the fleet extends the hook, for at most `HOLD_SECONDS`.
-    """
     actions: list[FleetAction] = []
     asked_at = {
         move.node_id: move.asked_at for job in table.jobs.values() for move in job.moves if move.asked_at is not None
@@ -873,8 +733,10 @@ def _held_back(
             and node.silent_seconds > policy.timeouts.coordinator_deadline_seconds
         )
         for hook in group.termination_hooks:
+            # No job uses the instance, or its agent is silent too long, so AWS may end it.
             if not is_used or is_dead:
                 actions.append(CompleteTermination(group=spec.group, hook=hook, node_id=node_id))
+            # The job leaves the instance at an agreed stop.
             elif node_id in asked_at and table.now - asked_at[node_id] < HOLD_SECONDS:
                 actions.append(
                     HoldTermination(group=spec.group, hook=hook, node_id=node_id, seconds=group.hook_seconds)
@@ -883,11 +745,6 @@ def _held_back(
 
 
 def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetAction]:
-    """Return orders for agents that hold a job's state although their node no longer works for this job.
-
-    If ranks of the job still run, the order kills them and keeps their output. Once no rank runs, the order is to
-    delete the state. Before it sends such an order, the fleet loop records the unstored outputs that the order counts.
-    """
     actions: list[FleetAction] = []
     for node_id, node in sorted(seen.nodes.items()):
         row = table.rows.get(node_id)
@@ -899,6 +756,7 @@ def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetA
             or row.run == node.member.run
         ):
             continue
+        # Running ranks are killed with their output kept. Only then is the state deleted.
         if node.member.phase is MemberPhase.RUNNING:
             actions.append(
                 Send(
@@ -918,11 +776,7 @@ def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetA
 
 
 def _sources(table: _Table, policy: Policy) -> list[Send]:
-    """Return orders to spares to download source archives (training scripts) in advance.
-
-    The fleet repeats the order until a spare reports these archives. The archives of the jobs that may need a node
-    soonest have precedence.
-    """
+    """Return orders to spares to download source archives in advance, for the jobs that need nodes soonest."""
     held: dict[str, SourceArchive] = {}
     for job in in_order(job for job in table.jobs.values() if not job.is_paused or job.state in LAUNCHED_JOBS):
         is_room = (
@@ -953,11 +807,8 @@ def _burn_ins(table: _Table) -> list[Send]:
 
 
 def _reboots(spec: FleetSpec, table: _Table) -> list[FleetAction]:
-    """Return the actions that reboot nodes.
-
-    The fleet loop repeats an action until EC2 has accepted it. A new connection of the agent does not prove a reboot,
-    because a restart of the control plane also causes new connections.
-    """
+    """Return the actions that reboot nodes, repeated until EC2 has accepted each."""
+    # A new connection of the agent proves no reboot: a restart of the control plane also causes new connections.
     return [
         RebootMember(group=spec.group, node_id=row.node_id, since=row.since, reason=row.reason)
         for row in table.in_state(NodeState.REBOOTING)
@@ -971,12 +822,7 @@ def _evidence(table: _Table) -> list[FleetAction]:
 
 
 def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -> list[TerminateMember]:
-    """Return the terminations of nodes in state DRAINING (to be terminated), except those that `_surplus` returns.
-
-    The result contains only nodes whose replacement was requested, whose end AWS announced, or that a roll (replacement
-    of all nodes) replaces. The first `extra` terminations also lower the desired capacity: they need no replacement, or
-    a later pass launches it. After each further termination, the group launches a replacement.
-    """
+    """Return the terminations of DRAINING nodes that are not surplus. The first `extra` lower the desired capacity."""
     staying = set(group.staying)
     due = [
         row
@@ -991,14 +837,7 @@ def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -
 
 
 def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAction]:
-    """Return the terminations of idle nodes that the fleet does not need (surplus nodes).
-
-    The fleet terminates nodes with a notice of AWS first, then the newest nodes. `extra` is the number of surplus
-    nodes.
-
-    The first `room` terminations lower the desired capacity. The other `extra - room` terminations remove the group's
-    members beyond its desired capacity, for which Auto Scaling launches no replacements.
-    """
+    """Return the terminations of `extra` surplus nodes. The first `room` lower the desired capacity."""
     spec = table.spec
     members = set(table.seen.group.staying)
     pending = [
@@ -1017,6 +856,7 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
         pending.append(table.rows[row.node_id])
     # Sort the nodes, so that repeated decisions terminate the same nodes.
     pending.sort(key=lambda row: (row.created_at, row.node_id), reverse=True)
+    # Auto Scaling does not replace members beyond its desired capacity, so only the first `room` lower it.
     return [
         TerminateMember(group=spec.group, node_id=row.node_id, decrement=place < room, reason=row.reason)
         for place, row in enumerate(pending)

@@ -1,13 +1,10 @@
 """Estimates from a fleet's history how often a job will be interrupted, before the job runs. Pure.
 
-    MTBF of a node       node-seconds of all the fleet's jobs ÷ their failures
-    MTTF of the job      MTBF ÷ its nodes: a failure of any node interrupts the whole job
-    MTTR                 mean over the fleet's closed incidents, from the failure until training has caught up
+    MTTF of the job      node-seconds of all the fleet's jobs ÷ their failures ÷ its nodes
     ETTR                 effective training time ratio: MTTF ÷ (MTTF + MTTR)
 
 A fleet without history gets no forecast, because an assumed failure rate would look like a measured one. Source: the
-renewal argument of Kokolis et al., HPCA'25 (arXiv 2410.21680), section III, with the measured recovery time in place of
-checkpoint interval and restart overhead.
+renewal argument of Kokolis et al., HPCA'25 (arXiv 2410.21680), section III, with the measured recovery time.
 """
 
 from __future__ import annotations
@@ -24,25 +21,14 @@ class Expectation:
 
     @property
     def ettr_ratio(self) -> float:
-        """The expected fraction of time spent training, from 0 to 1."""
+        """0 to 1."""
         return self.mttf_seconds / (self.mttf_seconds + self.mttr_seconds)
 
 
 def expected(
     node_count: int, *, node_seconds: float, failure_count: int, mean_recovery_seconds: float | None
 ) -> Expectation | None:
-    """Return the expected interruptions of a job, or None without enough history.
-
-    Args:
-        node_count: the number of nodes of the job.
-        node_seconds: working time of the fleet's nodes, summed over nodes.
-        failure_count: failures of all the fleet's jobs during `node_seconds`.
-        mean_recovery_seconds: mean recovery time over the fleet's closed incidents. None before the first closed
-            incident.
-
-    Returns:
-        The expectation. None if the fleet has had no failure, or no job has recovered from one.
-    """
+    """Return the expected interruptions of a job. None without a failure or a recovery in the fleet's history."""
     if not failure_count or node_seconds <= 0 or mean_recovery_seconds is None:
         return None
     return Expectation(mttf_seconds=node_seconds / failure_count / node_count, mttr_seconds=mean_recovery_seconds)

@@ -1,11 +1,8 @@
-"""Decides from failed and successful writes whether a disk of the control plane, or its database, counts as full. Pure.
+"""Decides whether a disk of the control plane, or its database, counts as full. Pure.
 
     a write fails for lack of space                                         full
     a write succeeds, the last failure is `QUIET_SECONDS` old,
     and at least `LEAST_FREE_BYTES` are free, or free space is unknown      usable again
-
-On a nearly full disk, small writes succeed while larger writes fail. Because of the wait of `QUIET_SECONDS` after each
-failure, such a disk continues to count as full.
 
 Invariant: once space is free, the disk counts as usable again without a restart or a person's action.
 """
@@ -14,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+# On a nearly full disk, small writes succeed while larger writes fail. The wait keeps such a disk full.
 QUIET_SECONDS = 30.0
 LEAST_FREE_BYTES = 16 * 1024 * 1024
 
@@ -25,24 +23,12 @@ class DiskRecord:
     since: float
     """Time of the first failed write since the disk last counted as usable."""
     failed_at: float
-    """Time of the newest failed write."""
     words: str
-    """The error message of the newest failure."""
     has_stored: bool = False
-    """Whether a write has succeeded since the newest failure."""
 
 
 def failed(record: DiskRecord | None, now: float, words: str) -> DiskRecord:
-    """Return the history of a disk after another write has failed because the disk was full.
-
-    Args:
-        record: the history before this write. None if the disk counted as usable.
-        now: monotonic seconds.
-        words: the error message of the failed write.
-
-    Returns:
-        The history with this failure as the newest one.
-    """
+    """Return the history with another failed write. `record` is None if the disk counted as usable."""
     return DiskRecord(since=record.since if record is not None else now, failed_at=now, words=words)
 
 
@@ -52,17 +38,7 @@ def stored(record: DiskRecord | None) -> DiskRecord | None:
 
 
 def is_full(record: DiskRecord | None, now: float, free_bytes: int | None) -> bool:
-    """Return whether the disk still counts as full.
-
-    Args:
-        record: the history of the disk. None means that no write has failed.
-        now: monotonic seconds.
-        free_bytes: free space of the file system. None if the control plane cannot measure it, as for PostgreSQL.
-
-    Returns:
-        False if no write has failed. Also False if all of these are true: a later write succeeded, the newest failure
-        is `QUIET_SECONDS` old, and at least `LEAST_FREE_BYTES` are free or `free_bytes` is None.
-    """
+    """Return whether the disk still counts as full. `free_bytes` is None if unknown, as for PostgreSQL."""
     if record is None:
         return False
     is_quiet = record.has_stored and now - record.failed_at >= QUIET_SECONDS

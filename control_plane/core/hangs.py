@@ -1,25 +1,16 @@
 """Hangs: rules that decide when agents read the stacks of ranks that stand still, and when a hang ends a generation.
 
-docs/design.md#failures explains the rules.
-
     limit of a phase        max(a minimum, `FACTOR` × the phase's longest time without progress at this world size)
     first limit             the phase's limit: agents read all stacks, the user gets a warning, time counts as stalled
     second limit            agents read the stacks again, then every `stall_seconds`; a fault if the stacks prove a hang
     last limit              from here on, unchanged stacks prove a hang even if ranks use CPU or GPU
 
-`limits` derives the second and the last limit from the first. A *phase* is what a rank does at the moment: start,
-restore, a step, or a phase that the script declares. A script may declare the limit of a phase (`session.phase`), for
-ranks that wait on purpose.
-
-Stacks prove a hang in these cases:
+Stacks prove a hang in these cases (docs/design.md#failures):
 
     a rank is stopped by a signal                         SIGSTOP, a debugger: it cannot continue by itself
     every live rank is asleep                             same stacks as in the previous reading, idle CPU and GPU
     a rank is asleep, others are two steps ahead          the others train without this rank, so it alone is stuck
     no rank's stack has changed up to the last limit      covers ranks that wait in NCCL, which uses CPU and GPU
-
-If ranks are in different phases, the longest limit of these phases applies to all ranks, because ranks wait for each
-other.
 
 Invariant: pure. A rank that advances or changes its stack never counts as hung, nor does a rank that computes before
 the last limit. The rules report no fault while a node is silent.
@@ -45,40 +36,25 @@ from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 FACTOR = 5.0
-"""First limit of a rank's time without progress, as a multiple of the longest such time that the job has had.
-
-A healthy step rarely takes this many times the longest earlier step, snapshots and garbage collection included.
-"""
+"""A healthy step rarely takes this many times the longest earlier one, snapshots and garbage collection included."""
 _SECOND = 1.5
 _LAST = 3.0
 DOWNLOADING = frozenset({"start", "restore"})
-"""Phases of a rank's start whose duration depends on caches and downloads.
-
-The durations of earlier starts are therefore poor estimates.
-"""
+"""Phases whose duration depends on caches and downloads, so that earlier starts are poor estimates."""
 CLOSING = "close"
-"""Phase of a rank that calls `close()` at the end of training.
-
-The rank waits until all other ranks have finished training.
-"""
+"""Phase of a rank that calls `close()` and waits until all other ranks have finished training."""
 REHEARSE = "rehearse"
-"""Phase of a rank that repeats steps of a rehearsal (`core.rehearsal`). The rank declares a limit."""
+"""Phase of a rank that repeats steps of a rehearsal. The rank declares a limit."""
 IDLE_SHARE = 0.02
-"""Share of one CPU's time below which a rank counts as idle."""
 LEFT_BEHIND_BOUNDARIES = 2
 MAX_GROUPS = 8
-"""Maximum number of different stacks that one event or message about a hang lists."""
 PROVEN = "RanksHang"
-"""Type of the event in the event history that stores the full stacks of a proven hang."""
+"""Type of the event that stores the full stacks of a proven hang."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangLimits:
-    """Limits for a rank's time without progress, in seconds.
-
-    After `first`, agents read the ranks' stacks. After `second`, stacks can prove a hang. After `last`, unchanged
-    stacks prove a hang even if ranks use CPU or GPU.
-    """
+    """Limits for a rank's time without progress, in seconds."""
 
     first: float
     second: float
@@ -87,14 +63,10 @@ class HangLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """The result of `watch`: what one check for hangs found, and what the job loop does next."""
+    """The result of one check for hangs, with the next actions of the job loop."""
 
     suspicion: Suspicion | None
     ask: tuple[NodeId, ...] = ()
-    """Nodes whose agents the job loop now asks for the stacks of their ranks.
-
-    These agents have not answered the newest request yet.
-    """
     faults: tuple[Fault, ...] = ()
     stuck: NodeId | None = None
     """The node for which all other nodes wait. None if the stacks do not identify one node."""
@@ -104,10 +76,7 @@ class Watched:
 
 
 def learned(pace: Pace, world_size: int, reports: Mapping[NodeId, MemberReport]) -> Pace:
-    """Return the pace (longest times without progress), updated from the ranks' reports.
-
-    The function drops earlier times that were measured with more or fewer than `world_size` ranks.
-    """
+    """Return the longest times without progress, updated from the reports, at this world size only."""
     longest = dict(pace.longest) if pace.world_size == world_size else {}
     for report in reports.values():
         for phase, seconds in report.longest.items():
@@ -116,17 +85,7 @@ def learned(pace: Pace, world_size: int, reports: Mapping[NodeId, MemberReport])
 
 
 def limits(phase: str, pace: Pace, timeouts: Timeouts, declared: float = 0.0) -> HangLimits:
-    """Return how long a rank may spend in a phase without progress.
-
-    Args:
-        phase: the phase, as ranks report it.
-        pace: the job's longest times without progress so far.
-        timeouts: `stall_seconds`, `hang_seconds` and `new_phase_seconds` are lower bounds of the limits.
-        declared: the limit that the script declared for the phase, in seconds. 0 without a declaration.
-
-    Returns:
-        The three limits in seconds (see `HangLimits`), with `first` < `second` ≤ `last`.
-    """
+    """Return how long a rank may spend in a phase without progress."""
     if declared:
         first = max(timeouts.stall_seconds, declared)
         return HangLimits(first=first, second=first + timeouts.hang_seconds, last=first + timeouts.new_phase_seconds)
@@ -152,19 +111,7 @@ def watch(
 ) -> Watched:
     """Check whether ranks stand still, and return the requests for stacks, faults and events that follow.
 
-    The job loop calls this function whenever it decides about a running job.
-
-    Args:
-        now: Unix seconds.
-        reports: the members' reports, of the newest generation.
-        pace: the job's longest times without progress so far.
-        suspicion: the suspected hang that the job's record contains, or None.
-        timeouts: the lower bounds of all limits.
-        has_all_reports: whether every member is connected and reports. If not, the result contains no fault, because
-            `core.evidence` judges silent members.
-
-    Returns:
-        The suspicion to store, requests for stacks, faults and events.
+    Without `has_all_reports`, the result has no fault, because `core.evidence` judges silence.
     """
     living = {
         rank.rank: (node, rank)
@@ -174,6 +121,7 @@ def watch(
     }
     if not has_all_reports:
         return Watched(suspicion=suspicion)
+    # Ranks wait for each other, so the longest limit of their phases applies to all.
     limit = _common(living, pace, timeouts)
     overdue = {rank: status for rank, (_, status) in living.items() if status.still_seconds > limit.first}
     if any(status.phase != CLOSING for _, status in living.values()):
@@ -234,20 +182,14 @@ def watch(
 
 
 def stands_still(reports: Mapping[NodeId, MemberReport], pace: Pace, timeouts: Timeouts) -> bool:
-    """Return whether any rank has made no progress for so long that agents read its stacks (the first limit).
-
-    Such a rank probably cannot agree with the other ranks on a step at which all stop.
-    """
+    """Return whether any rank has passed the first limit. It probably cannot agree with the others on a stop."""
     living = {rank.rank: (node, rank) for node, report in reports.items() for rank in report.ranks if rank.exit is None}
     limit = _common(living, pace, timeouts)
     return any(status.still_seconds > limit.first and status.phase != CLOSING for _, status in living.values())
 
 
 def promised_seconds(reports: Mapping[NodeId, MemberReport]) -> float:
-    """Return the longest limit, in seconds, that the script declared for a phase in which a live rank is now.
-
-    0 without a declaration.
-    """
+    """Return the longest limit that the script declared for the phase of a live rank, in seconds, or 0."""
     return max(
         (rank.limit_seconds for report in reports.values() for rank in report.ranks if rank.exit is None), default=0.0
     )
@@ -261,18 +203,7 @@ def failure(
     *,
     stuck: NodeId | None = None,
 ) -> FailureRecord:
-    """Return a hang as a failure of the job, which `core.breakers` counts towards MaxAttempts.
-
-    Args:
-        plan: the plan of the generation.
-        reports: the reports of its members.
-        max_boundary: the newest step that any generation has finished.
-        at: Unix seconds.
-        stuck: the node for which all other nodes wait, or None. `core.breakers` may replace this node.
-
-    Returns:
-        A failure at the newest step that all ranks have finished.
-    """
+    """Return a hang as a failure at the newest step that all ranks have finished, which counts towards MaxAttempts."""
     stood = min((rank.boundary for report in reports.values() for rank in report.ranks), default=Step(-1))
     return FailureRecord(
         generation=plan.generation,
@@ -300,10 +231,6 @@ def _common(living: Mapping[Rank, tuple[NodeId, RankStatus]], pace: Pace, timeou
 
 
 def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts) -> WaitsDeliberately | None:
-    """Return the ranks that wait within a limit that the script declared.
-
-    None while every such wait is shorter than `stall_seconds`.
-    """
     at_gate = {
         rank: status
         for rank, (_, status) in living.items()
@@ -327,10 +254,7 @@ def _proven(
     still: float,
     limit: HangLimits,
 ) -> Standstill:
-    """Return the standstill with the way in which the stacks prove a hang: the ranks cannot continue by themselves.
-
-    The result equals `fact` if the stacks prove nothing.
-    """
+    """Return the standstill with the way in which the stacks prove a hang, or unchanged."""
     stopped = sorted(rank for rank in overdue if rank in looks and looks[rank].is_stopped)
     if stopped:
         return msgspec.structs.replace(fact, proof=HangProof.STOPPED, proven=_ranks(stopped, living))
@@ -356,10 +280,7 @@ def _is_idle(look: RankStacks) -> bool:
 
 
 def _alone(living: Mapping[Rank, tuple[NodeId, RankStatus]], looks: Mapping[Rank, RankStacks]) -> AloneStuck | None:
-    """Return the node for which all other nodes wait, or None if no single node can be identified.
-
-    The ranks of such a node are stopped, have finished fewer steps, or have another stack than the majority.
-    """
+    """Return the one node whose ranks are stopped, behind, or elsewhere than the majority, or None."""
     stopped = [rank for rank, look in looks.items() if look.is_stopped]
     boundaries = {rank: status.boundary for rank, (_, status) in living.items()}
     slowest = [rank for rank, boundary in boundaries.items() if boundary < max(boundaries.values())]
@@ -373,7 +294,6 @@ def _alone(living: Mapping[Rank, tuple[NodeId, RankStatus]], looks: Mapping[Rank
 
 
 def _groups(looks: Mapping[Rank, RankStacks]) -> dict[str, list[Rank]]:
-    """Return the ranks by the stack of their main thread, so that ranks with equal stacks share one entry."""
     groups: dict[str, list[Rank]] = {}
     for rank, look in sorted(looks.items()):
         groups.setdefault(_main(look) or look.error, []).append(rank)
@@ -392,7 +312,6 @@ def _in_brief(looks: Mapping[Rank, RankStacks]) -> tuple[SameStack, ...]:
 
 
 def _kept(looks: Mapping[Rank, RankStacks]) -> list[dict[str, object]]:
-    """Return the full stacks for the event about a hang, as JSON values."""
     kept: dict[str, list[Rank]] = {}
     for rank, look in sorted(looks.items()):
         kept.setdefault(look.text or f"(not read: {look.error})", []).append(rank)

@@ -1,7 +1,5 @@
 """The ledger of a fleet's idle nodes: the time in which instances worked for no job but cost money.
 
-The ledger counts idle time by the state of the nodes (`NodeState`). Reports derive the cost of spares from this ledger.
-
 Invariant: a counter never decreases, and no period counts twice.
 """
 
@@ -17,36 +15,26 @@ from control_plane.core.ledger_hours import HOUR, Ledger
 from control_plane.core.states import NodeState
 
 CHARGE_SECONDS: Final = 60.0
-"""Longest time between two updates of a fleet's stored idle times.
-
-The fleet loop updates them at once if a node changes its state or a new hour begins.
-"""
+"""Longest time between two updates, unless a node changes its state or a new hour begins."""
 _NOT_IDLE: Final = frozenset({NodeState.ASSIGNED, NodeState.GONE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleNodes:
-    """The idle time of a fleet's nodes (the ledger), as the fleet's row stores it."""
+    """The idle time of a fleet's nodes, as the fleet's row stores it."""
 
     until: float | None = None
-    """Unix seconds up to which idle time is counted. None before the first count."""
+    """Unix seconds up to which idle time is counted, or None."""
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Number of idle nodes by `NodeState`, from `until` on."""
+    """Number of nodes by `NodeState`, from `until` on."""
     microseconds: Mapping[str, int] = field(default_factory=dict[str, int])
     """Idle time by `NodeState`, summed over nodes."""
 
 
 def charge(idle: IdleNodes, states: Iterable[NodeState], now: float) -> IdleNodes:
-    """Return a fleet's idle times (its ledger), with the time since `idle.until` added if this is due.
+    """Return a fleet's idle times until `now`, or `idle` unchanged if no update is due.
 
-    Args:
-        idle: the idle times that the database contains, counted until `idle.until`.
-        states: the present states of all nodes of the fleet. The next call charges the time until then by these states.
-        now: Unix seconds. If the clock went back, the function adds no time.
-
-    Returns:
-        The idle times until `now`. Unchanged if no state has gained or lost nodes, no hour began, and `idle.until` is
-        younger than `CHARGE_SECONDS`.
+    The next call charges its time by the current `states`.
     """
     counts = {state.value: count for state, count in sorted(Counter(states).items()) if state not in _NOT_IDLE}
     if idle.until is None:
@@ -55,6 +43,7 @@ def charge(idle: IdleNodes, states: Iterable[NodeState], now: float) -> IdleNode
     is_due = until - since >= accounting.microseconds(CHARGE_SECONDS) or until // HOUR > since // HOUR
     if counts == idle.counts and not is_due:
         return idle
+    # If the clock went back, the ledger adds no time.
     passed = max(0, until - since)
     names = sorted(idle.microseconds.keys() | idle.counts.keys())
     charged = {name: idle.microseconds.get(name, 0) + passed * idle.counts.get(name, 0) for name in names}

@@ -2,8 +2,7 @@
 
     failed_at ── detect ── opened_at ── replace ── replaced_at ── restore ── restored_at ── rework ── closed_at
 
-Invariant: the four phases are the intervals between five ordered times, so their lengths always add up to the
-interruption.
+Invariant: the phases are the intervals between five ordered times, so their lengths add up to the interruption.
 """
 
 from __future__ import annotations
@@ -30,24 +29,19 @@ class Fault:
     cause: Cause
     evidence: Fact
     at: float
-    """When the fault occurred, in Unix seconds, by the best estimate."""
+    """Unix seconds, by the best estimate."""
     node_id: NodeId | None = None
-    """The lost node. None if no node is lost."""
     seen_on: tuple[NodeId, ...] = ()
     """Nodes whose ranks, agents or connections showed the fault, whether or not these nodes are lost."""
     implicates: Implication | None = None
     """The entry for the fault history of the node involved, whether or not the node is lost."""
     rank: Rank | None = None
-    """The rank whose exit is the fault. None for faults of nodes and agents."""
     unreached: NodeId | None = None
-    """A node that other members could not reach, but that may be alive. None without such a node."""
+    """A node that other members could not reach, but that may be alive."""
 
 
 def incident_id(run: RunId, generation: Generation) -> str:
-    """Return the id of the incident that the failure of a generation opens.
-
-    The id follows from the arguments alone, so all control-plane servers use the same id.
-    """
+    """Return the id of a generation's incident, which is the same on all control-plane servers."""
     return f"inc-{run[:12]}-{generation}"
 
 
@@ -61,20 +55,7 @@ def opened(
     now: float,
     earliest: float = 0.0,
 ) -> IncidentRecord:
-    """Return a new incident in the state REPLACING.
-
-    Args:
-        run: the run of the job.
-        generation: number of the failed generation.
-        faults: the faults that ended it. Not empty.
-        decision: the control plane's response to the failure.
-        reached: the newest step that any rank has finished.
-        now: Unix seconds.
-        earliest: lower bound of the failure time in Unix seconds (`IncidentRecord.earliest_failure_at`).
-
-    Returns:
-        The incident. Its failure time is that of the earliest fault, and its cause is the most severe one.
-    """
+    """Return a new incident in the state REPLACING, which failed at the earliest fault, but not before `earliest`."""
     now = max(now, earliest)  # The clock may have stepped back.
     incident = IncidentRecord(
         id=incident_id(run, generation),
@@ -92,11 +73,7 @@ def opened(
 
 
 def with_faults(incident: IncidentRecord, faults: tuple[Fault, ...]) -> IncidentRecord:
-    """Return the incident with the evidence and the nodes of further faults added.
-
-    The most severe cause becomes the incident's cause. Equal evidence occurs once. Nodes are listed in the order of the
-    faults.
-    """
+    """Return the incident with the evidence and the nodes of further faults, and with the most severe cause."""
     for fault in faults:
         where = (*(() if fault.node_id is None else (fault.node_id,)), *fault.seen_on)
         left = () if fault.node_id is None or fault.node_id in incident.instance_ids else (fault.node_id,)
@@ -113,29 +90,17 @@ def with_faults(incident: IncidentRecord, faults: tuple[Fault, ...]) -> Incident
 
 
 def with_failure_at(incident: IncidentRecord, at: float) -> IncidentRecord:
-    """Return the incident with the earlier of its failure time and `at`, in Unix seconds.
-
-    The failure time is never earlier than `earliest_failure_at`. Every change of a failure time uses this function.
-    """
+    """Return the incident with the earlier of its failure time and `at`, but not before `earliest_failure_at`."""
     return replace(incident, failed_at=max(incident.earliest_failure_at, min(incident.failed_at, at)))
 
 
 def ended_by_failure(incident: IncidentRecord, failed_at: float) -> IncidentRecord:
-    """Return the incident, closed at the latest at the failure that opens the job's next incident.
-
-    The result's times are at most `failed_at`. Without the ranks' time stamps, the control plane estimates the end of
-    the recovery by the arrival of the report. The report can arrive after the next failure.
-
-    Args:
-        incident: the incident, which is reworking or closed.
-        failed_at: Unix time of the next failure, at or after the launch of this incident's last generation.
-
-    Returns:
-        The closed incident.
-    """
+    """Return the incident, closed at the latest at `failed_at`, the failure that opens the job's next incident."""
     if incident.state is not IncidentState.CLOSED:
         incident = moved(incident, IncidentEvent.JOB_ENDED, failed_at)
     restored_at, closed_at = incident.restored_at, incident.closed_at
+    # Without the ranks' time stamps, the end of the recovery is the arrival of a report, which can follow the next
+    # failure.
     return replace(
         incident,
         is_given_up=False,  # Training ran again, and the next incident measures the rest of the recovery.
@@ -145,11 +110,7 @@ def ended_by_failure(incident: IncidentRecord, failed_at: float) -> IncidentReco
 
 
 def with_absence(incident: IncidentRecord, unwatched: tuple[float, float] | None) -> IncidentRecord:
-    """Return the incident, with a note if no control plane was active between the failure and its detection.
-
-    The note contains the length of this period. If a later report moves the failure to an earlier time, a new note
-    replaces the first note.
-    """
+    """Return the incident, with a note if no control plane was active between the failure and its detection."""
     if unwatched is None:
         return incident
     since, until = unwatched
@@ -161,15 +122,14 @@ def with_absence(incident: IncidentRecord, unwatched: tuple[float, float] | None
 
 
 def absent_seconds(evidence: Iterable[Fact]) -> float | None:
-    """Return for how many seconds after the failure no control plane was active, or None without such a time."""
+    """Return the seconds after the failure without an active control plane, or None."""
     return next((each.seconds for each in evidence if isinstance(each, ControlPlaneAbsent)), None)
 
 
 def moved(incident: IncidentRecord, event: IncidentEvent, now: float) -> IncidentRecord:
-    """Return the incident in its next state after `event`, with the time of the transition.
+    """Return the incident in its next state after `event`, with the time of the transition in Unix seconds.
 
-    Raises InvalidTransition if the incident's state has no transition for this event. `now` is the time of the
-    transition in Unix seconds.
+    Raises InvalidTransition if the incident's state has no transition for this event.
     """
     story = tuple(type(each).__name__ for each in incident.evidence)
     state = advance(INCIDENT_TRANSITIONS, f"incident {incident.id}", incident.state, event, story)
@@ -187,42 +147,26 @@ def moved(incident: IncidentRecord, event: IncidentEvent, now: float) -> Inciden
 def moment_of(
     step: Step, before: tuple[Step, float | None], after: tuple[Step, float | None], *, earliest: float, now: float
 ) -> float:
-    """Return the estimated time at which a step was finished, from the known times of an earlier and a later step.
+    """Return the estimated Unix time at which a step was finished, from the times of an earlier and a later step.
 
-    Agents report once a second, and steps may be much shorter.
-
-    Args:
-        step: a step that ranks have finished.
-        before: an earlier reported step and the Unix time at which it was finished, or None.
-        after: the newest step, at least `step`, and the Unix time at which it was finished, or None.
-        earliest: lower bound of the result, because the known times come from other machines' clocks.
-        now: upper bound of the result, and the result if no time is known.
-
-    Returns:
-        Unix seconds, interpolated linearly if both times are known.
+    `earliest` and `now` bound the result, because the known times come from other machines' clocks.
     """
     (low, low_at), (high, high_at) = before, after
     if high_at is None:
         return now
+    # Agents report once a second, and steps may be much shorter.
     is_between = low_at is not None and low < step < high and low_at < high_at
     at = low_at + (high_at - low_at) * (step - low) / (high - low) if is_between and low_at is not None else high_at
     return max(earliest, min(now, at))
 
 
 def lost_steps(incident: IncidentRecord) -> int | None:
-    """Return the number of steps that training repeats: the newest step before the failure minus the restored step.
-
-    Return None until the control plane has chosen the step to restore.
-    """
+    """Return the number of steps that training repeats. None until the control plane has chosen the step to restore."""
     return None if incident.from_step is None else max(0, incident.reached_step - incident.from_step)
 
 
 def runs_of(sources: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """Return the source of each rank's shard, in the order of ranks, run-length encoded.
-
-    Ranks with neighbouring numbers mostly use the same kind of source, so the result is short even for ten thousand
-    ranks.
-    """
+    """Return the source of each rank's shard, in the order of ranks, run-length encoded."""
     return tuple((source, sum(1 for _ in same)) for source, same in groupby(sources))
 
 
@@ -231,27 +175,27 @@ class Interruption(Protocol):
 
     @property
     def failed_at(self) -> float:
-        """Unix time of the failure."""
+        """Unix seconds."""
         ...
 
     @property
     def opened_at(self) -> float:
-        """Time at which the control plane detected the failure."""
+        """Detection of the failure."""
         ...
 
     @property
     def replaced_at(self) -> float | None:
-        """Time at which all nodes for the restart after the failure were ready."""
+        """All nodes for the restart are ready."""
         ...
 
     @property
     def restored_at(self) -> float | None:
-        """Time at which all ranks had restored their state and a rank had completed a new step."""
+        """All ranks have restored their state, and a rank has completed a new step."""
         ...
 
     @property
     def closed_at(self) -> float | None:
-        """Time at which training had caught up, or the job ended."""
+        """Training has caught up, or the job ended."""
         ...
 
 
@@ -268,10 +212,7 @@ def phase_moments(incident: Interruption, now: float) -> tuple[float, ...]:
 
 
 def phase_seconds(incident: IncidentRecord, now: float) -> Mapping[str, float]:
-    """Return the length of each phase by `<phase>_seconds`.
-
-    A phase that has not begun has length 0. The sum of the lengths is the length of the interruption until now.
-    """
+    """Return the length of each phase by `<phase>_seconds`."""
     moments = phase_moments(incident, now)
     return {
         f"{phase}_seconds": later - earlier for phase, earlier, later in zip(PHASES, moments, moments[1:], strict=False)

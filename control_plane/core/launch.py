@@ -1,12 +1,10 @@
 """The launch of a generation: promise, plan, load, start (docs/design.md#generations).
 
-    PREPARING   the job loop sends Prepare to every member until all have promised to join. A lost member is replaced.
-                The job waits for an unreachable member while its memory may hold a needed shard.
-    LOADING     the plan is stored; the job loop sends Load to every member until all have verified their shards
-    STARTING    the job loop sends Start to every member until its ranks run
+    PREPARING   Prepare to every member until all have promised to join; a lost member is replaced
+    LOADING     the plan is stored; Load to every member until all have verified their shards
+    STARTING    Start to every member until its ranks run
 
-Invariant: a generation has one plan. The control plane makes the plan once every member has promised to join the
-generation.
+Invariant: a generation has one plan, made once every member has promised to join.
 """
 
 from __future__ import annotations
@@ -27,37 +25,27 @@ from everstep.protocol.parity import holder_of, is_share, stripe_of
 from everstep.protocol.plan import CheckpointPlan, GenerationPlan, PlanNode, RankPlan, ShardSource
 
 MASTER_PORTS = range(20_000, 32_000)
-"""Ports for torch's rendezvous (MASTER_PORT).
-
-They are below the kernel's ephemeral ports, which connections of other programs may occupy.
-"""
+"""Ports for torch's rendezvous (MASTER_PORT), below the kernel's ephemeral ports, which may be in use."""
 
 STARTING_PHASES = ("start", "restore", FIRST_STEP_PHASE)
-"""Phases of a rank before its first new step, in order."""
 CLOCK_ERROR_SECONDS = 86_400.0
 """Largest plausible error of the control plane's clock, against which reported generation numbers are checked."""
 NAMED_NODES = 3
 SHOWN_EVERY_SECONDS = 10
-"""Granularity, in seconds, of the durations in a job's reason text.
-
-The control plane stores each changed reason, so the text must not change with every report.
-"""
+"""Granularity of the durations in a job's reason, so that it does not change with every report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roll:
-    """A roll call: which members of the next generation have promised to join it, and which have not.
-
-    A member that has promised obeys no older generation. A vacancy is a GROUP_RANK that has no node yet.
-    """
+    """A roll call: which members of the next generation have promised to join it, and so obey no older one."""
 
     places: tuple[NodeId | None, ...]
-    """The members in the order of their GROUP_RANK. None marks a GROUP_RANK that has no node yet (a vacancy)."""
+    """The members by GROUP_RANK. None marks a vacancy."""
     promised: Mapping[NodeId, MemberReport]
     late: tuple[NodeId, ...]
-    """Members that have not promised to join although their agents report. The job loop sends them Prepare."""
+    """Members that have not promised although their agents report."""
     unreachable: tuple[NodeId, ...]
-    """Members that have not promised to join yet and whose agents are silent."""
+    """Members that have not promised and whose agents are silent."""
 
     @property
     def vacancy_count(self) -> int:
@@ -71,18 +59,7 @@ class Roll:
 
 
 def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Policy) -> Roll:
-    """Return which members have promised to join the generation whose number the control plane has issued last.
-
-    Args:
-        spec: specification of the job, with the limits of the number of nodes.
-        seen: what the job loop has observed for this decision.
-        record: the job's record, including nodes that this decision excludes.
-        policy: timeouts that decide which members are silent.
-
-    Returns:
-        The members, grouped by whether they have promised. A new node that received the request Prepare keeps its
-        GROUP_RANK, even if other nodes arrive later.
-    """
+    """Return which members have promised to join the generation whose number was issued last."""
     excluded = {exclusion.node_id for exclusion in record.exclusions}
     available = [node for node in seen.assigned if node not in excluded]
     given = {
@@ -91,6 +68,7 @@ def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Polic
         if (report := _report(seen, node_id, spec.run)) is not None
         if report.generation == record.issued_generation and report.phase is MemberPhase.PROMISED
     }
+    # A new node that received Prepare keeps its GROUP_RANK, even if other nodes arrive later.
     taken = {*dict(record.asked), *given}
     reporting_count = sum(node in seen.nodes and not is_silent(seen.nodes[node], policy.timeouts) for node in available)
     node_count = elastic.next_count(spec, record, available_count=len(available), reporting_count=reporting_count)
@@ -115,13 +93,7 @@ def parent_of(seen: JobObserved) -> Generation:
 
 
 def committed_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
-    """Return the newest committed step that the job's record or any node's report shows, or -1.
-
-    Three kinds of reports count. A node that has promised to join the next generation reports the committed step from
-    the memory page that each rank shares with its agent. A node with live ranks reports the committed step of each
-    shard. The coordinator's node reports the newest step that it committed. Commits of abandoned generations do not
-    count.
-    """
+    """Return the newest committed step on the parent's path that the job's record or any node's report shows, or -1."""
     members = [node.member for node in seen.nodes.values() if node.member is not None and node.member.run == spec.run]
     on_pages = [(commit.generation, commit.step) for member in members for commit in member.commits]
     live = [(member.generation, shard.committed) for member in members for shard in member.protection]
@@ -132,21 +104,14 @@ def committed_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
 
 
 def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
-    """Return the step below which the job would lose committed steps (the floor in R52 of docs/design.md).
-
-    The result is the newer of two steps: the newest known committed step, and the step that the newest started
-    generation restored.
-    """
+    """Return the step below which the job would lose committed steps (the floor in R52 of docs/design.md)."""
     parent = parent_of(seen)
     base = next((link.base_step for link in seen.lineage if link.generation == parent), FIRST_STEP)
     return max(base, committed_of(spec, seen, record), FIRST_STEP) if parent else FIRST_STEP
 
 
 def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> recovery.Survey:
-    """Return all sources from which ranks can restore shards: S3 and the members that have promised to join.
-
-    The result names an empty string as the owner of ranks whose GROUP_RANK has no node yet.
-    """
+    """Return all sources from which ranks can restore shards. The owner is an empty string for a vacancy."""
     owners = [place if place is not None else NodeId("") for place in roll.places for _ in range(spec.ranks_per_node)]
     return recovery.Survey(
         owners=owners,
@@ -165,16 +130,7 @@ def make_plan(
 ) -> tuple[GenerationPlan, recovery.Restore]:
     """Return the plan of the generation that the control plane launches now, and the restore that it uses.
 
-    Args:
-        spec: specification of the job at its newest revision.
-        seen: what the job loop has observed for this decision.
-        record: the job's record, including nodes that this decision excludes.
-        roll: the result of `call_roll`: for every GROUP_RANK, a node that has promised to join the generation.
-        policy: the settings with the timeouts, which the plan contains for the agents.
-
-    Returns:
-        The plan, and the restored step with its sources, which the caller records in the incident. The caller must
-        store the plan before it sends the plan to agents.
+    `roll` must be complete. The caller must store the plan before it sends the plan to agents.
     """
     nodes = [place for place in roll.places if place is not None]
     found = survey(spec, seen, record, roll)
@@ -231,11 +187,7 @@ def make_plan(
 
 
 def starting(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> Starting | None:
-    """Return what the ranks do that are still starting, and on which nodes.
-
-    The result names only the ranks in the earliest of `STARTING_PHASES`. It is None once every reported rank has
-    finished a new step.
-    """
+    """Return what the ranks in the earliest of `STARTING_PHASES` do. None once every rank has finished a new step."""
     waiting = [
         (node.node_id, status)
         for node in plan.nodes
@@ -256,11 +208,9 @@ def starting(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> St
 
 
 def highest_seen(seen: JobObserved, run: RunId, now: float) -> Generation:
-    """Return the highest plausible generation number of this run in any agent's report.
-
-    The control plane issues no number above the Unix time (`core.database_restore.first_number`). A higher number is
-    wrong, and would use up the numbers that a slot can store.
-    """
+    """Return the highest plausible generation number of this run in any agent's report."""
+    # No number above the Unix time is issued. A higher one is wrong, and would use up the numbers that a slot can
+    # store.
     reports = (node.member for node in seen.nodes.values())
     numbers = (report.generation for report in reports if report is not None and report.run == run)
     return max((each for each in numbers if each <= now + CLOCK_ERROR_SECONDS), default=NO_GENERATION)
@@ -278,10 +228,6 @@ def _with_copies(
     domains: Mapping[NodeId, str],
     sources: Sequence[tuple[ShardSource, ...]],
 ) -> tuple[RankPlan, ...]:
-    """Return the plan's entries for all ranks of a job whose shards are protected by copies.
-
-    If the generation has fewer nodes than the requested number of copies, each node holds every shard.
-    """
     copies = min(spec.copies, len(nodes))
     holders = placement.plan(nodes, copies, domains, before=_groups_before(seen)).holders
     return tuple(
@@ -299,10 +245,6 @@ def _with_parity(
     *,
     before: tuple[tuple[int, ...], ...],
 ) -> tuple[RankPlan, ...]:
-    """Return the plan's entries for all ranks of a job whose shards are protected by parity.
-
-    The ranks with the same LOCAL_RANK on the nodes of a parity group form a stripe.
-    """
     groups = placement.parity_groups(nodes, spec.parity_group_size or 0, domains, before=before)
     group_of = {place: group for group in groups for place in group}
     return tuple(
@@ -320,14 +262,11 @@ def _with_parity(
 def _parity_groups_before(
     spec: JobSpec, seen: JobObserved, found: recovery.Survey, restore: recovery.Restore
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the parity groups, as GROUP_RANKs, for which the members already hold shares.
-
-    These are the groups of the newest stored plan. If the number of nodes has changed since that plan, the shares of
-    the restored step name the groups. The result is empty if no member holds a share.
-    """
+    """Return the parity groups, as GROUP_RANKs, for which the members already hold shares, or nothing."""
     shares = [slot for inventory in found.inventories.values() for slot in inventory if is_share(slot.owner_rank)]
     if seen.plan is None or not shares:
         return ()
+    # After a change of the number of nodes, only the shares of the restored step name the groups.
     if len(seen.plan.nodes) * spec.ranks_per_node != len(found.owners):
         stripes = {
             stripe_of(holder_of(share.owner_rank), share.contributions)
@@ -342,10 +281,6 @@ def _parity_groups_before(
 
 
 def _groups_before(seen: JobObserved) -> tuple[tuple[int, ...], ...]:
-    """Return the placement groups (nodes that hold each other's shards) of the newest stored plan, as GROUP_RANKs.
-
-    Empty before the first plan.
-    """
     if seen.plan is None:
         return ()
     place_of = {node.node_id: place for place, node in enumerate(seen.plan.nodes)}
@@ -355,11 +290,7 @@ def _groups_before(seen: JobObserved) -> tuple[tuple[int, ...], ...]:
 
 
 def _coordinator(seen: JobObserved, record: JobRecord, nodes: list[NodeId]) -> NodeId:
-    """Return the member whose agent becomes the coordinator of the new generation.
-
-    The result is the member with GROUP_RANK 0. After an incident with the cause AGENT_LOST or NODE_UNREACHABLE, the
-    function skips the previous coordinator if the job has another member.
-    """
+    """Return the member with the lowest GROUP_RANK, without the previous coordinator if its agent was lost."""
     lost_agent = record.incident is not None and record.incident.cause in (Cause.AGENT_LOST, Cause.NODE_UNREACHABLE)
     before = seen.plan.coordinator if lost_agent and seen.plan is not None else None
     return next((node_id for node_id in nodes if node_id != before), nodes[0])

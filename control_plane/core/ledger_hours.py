@@ -1,9 +1,5 @@
 """The values of a ledger's counters at each full hour, from which reports compute the figures of a time range.
 
-A ledger is a set of counters of time: the time of a job (`accounting`), or the time of a fleet's idle nodes
-(`idle_nodes`). Updates of a ledger do not fall on full hours, so its values at an hour are interpolated between two
-updates.
-
 Invariant: the counters of an interpolated ledger add up to the interpolated sum.
 """
 
@@ -14,36 +10,24 @@ from dataclasses import dataclass
 from typing import Final
 
 HOUR: Final = 3_600_000_000
-"""Microseconds per hour."""
 MOST_HOURS: Final = 24 * 31
-"""Limit of the full hours that `full_hours` returns, in case no control plane ran for a long time."""
+"""Limit of `full_hours`, in case no control plane ran for a long time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """The counters of a ledger (time of a job, or idle time of a fleet's nodes) at one point in time."""
+    """The counters of time of a job (`accounting`) or of a fleet's idle nodes (`idle_nodes`) at one moment."""
 
     at: int
     """Unix time in microseconds up to which the counters include all time."""
     spent: Mapping[str, int]
-    """Microseconds by category of time (a job's bucket, or a node's state). A missing category means 0."""
+    """Microseconds by a job's bucket, or a node's state. A missing category means 0."""
     node_microseconds: int = 0
-    """Working time of a job's nodes, summed over nodes. 0 in the ledger of a fleet."""
+    """Working time, summed over nodes. 0 in the ledger of a fleet."""
 
 
 def interpolated(before: Ledger, after: Ledger, moment: int) -> Ledger:
-    """Return the time counters of a job or fleet (its ledger) at a moment between two known states.
-
-    The result assumes that the counters grew evenly between the two states.
-
-    Args:
-        before: a state of the ledger whose counters include all time until the moment, or until an earlier time.
-        after: a later state of the same ledger, until the moment or a later time.
-        moment: Unix time in microseconds.
-
-    Returns:
-        The ledger at the moment. Each counter is rounded by less than one microsecond.
-    """
+    """Return the ledger at `moment` (Unix microseconds), as if its counters grew evenly between the two states."""
     passed, whole = moment - before.at, after.at - before.at
     if passed <= 0 or whole <= 0:
         return before
@@ -64,18 +48,7 @@ def interpolated(before: Ledger, after: Ledger, moment: int) -> Ledger:
 
 
 def full_hours(before: Ledger, after: Ledger) -> tuple[Ledger, ...]:
-    """Return the time counters of a ledger at each full hour after the update `before`, up to the update `after`.
-
-    The job loop and the fleet loop call this function after each update of a ledger, and store the result. Most results
-    are empty, because no full hour lies between the updates.
-
-    Args:
-        before: the ledger before the update, as the database contains it.
-        after: the same ledger after the update. Its `at` is not before that of `before`.
-
-    Returns:
-        At most the newest `MOST_HOURS` hours, oldest first. Each `at` is a multiple of `HOUR`.
-    """
+    """Return the ledger at each full hour after `before`, up to `after`: at most `MOST_HOURS`, oldest first."""
     last = after.at // HOUR
     first = max(before.at // HOUR + 1, last - MOST_HOURS + 1)
     return tuple(interpolated(before, after, hour * HOUR) for hour in range(first, last + 1))

@@ -14,15 +14,7 @@ _PREFERRED = ("loss", "train/loss", "train_loss", "training_loss")
 
 
 def loss_name(names: Iterable[str]) -> str | None:
-    """Return the name of the metric that is most likely a job's training loss.
-
-    Args:
-        names: names of the job's metrics.
-
-    Returns:
-        The name of the training loss: the first name in `_PREFERRED` that the job has, else the shortest name that
-        contains `loss`. None if no name contains it. Metrics that Everstep measures do not count.
-    """
+    """Return the name that is most likely a job's training loss, or None. Everstep's own metrics do not count."""
     found = [name for name in names if "loss" in name.lower() and not name.startswith(OWN_METRICS)]
     return min(found, key=_preference, default=None)
 
@@ -33,16 +25,7 @@ def _preference(name: str) -> tuple[int, int, str]:
 
 
 def sampled_steps(first: int, last: int, limit: int) -> tuple[int, ...]:
-    """Return at most `limit` steps from `first` to `last`, both included, at equal distances.
-
-    Args:
-        first: the first step.
-        last: the last step, not lower than `first`.
-        limit: the largest number of steps, at least 2.
-
-    Returns:
-        The steps in ascending order, without repetitions.
-    """
+    """Return at most `limit` (at least 2) steps from `first` to `last`, both included, at equal distances."""
     count = min(limit, last - first + 1)
     if count == 1:
         return (first,)
@@ -50,9 +33,6 @@ def sampled_steps(first: int, last: int, limit: int) -> tuple[int, ...]:
 
 
 def newest_at(steps: Sequence[int], step: int) -> int | None:
-    """Return the index of the last of `steps` that is not after `step`. None if all of `steps` are after it.
-
-    `steps` is sorted.
-    """
+    """Return the index of the last of the sorted `steps` that is not after `step`, or None."""
     index = bisect_right(steps, step) - 1
     return index if index >= 0 else None

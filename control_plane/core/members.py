@@ -1,8 +1,7 @@
 """Assigns a GROUP_RANK to each node of a job's next generation.
 
-Invariant: a node that continues from one generation to the next keeps its GROUP_RANK. A replacement takes the
-GROUP_RANK of the node that it replaces. If the number of nodes changes, the nodes that continue get the lowest
-GROUP_RANKs, in their previous order.
+Invariant: a node that continues keeps its GROUP_RANK, and a replacement takes that of the replaced node. If the number
+of nodes changes, the nodes that continue get the lowest GROUP_RANKs, in their previous order.
 """
 
 from __future__ import annotations
@@ -14,16 +13,7 @@ from everstep.protocol.plan import GenerationPlan
 
 
 def places(plan: GenerationPlan | None, available: Sequence[NodeId], node_count: int) -> tuple[NodeId | None, ...]:
-    """Return the node for each GROUP_RANK of the next generation.
-
-    Args:
-        plan: the plan of the previous generation, or None before the first generation.
-        available: the nodes that the job may use. New nodes fill free GROUP_RANKs in this order.
-        node_count: the number of nodes of the next generation.
-
-    Returns:
-        One entry per GROUP_RANK. None marks a GROUP_RANK for which no node is available.
-    """
+    """Return the node for each GROUP_RANK of the next generation, or None where no node is available."""
     before: Sequence[NodeId | None] = [node.node_id for node in plan.nodes] if plan is not None else []
     old, there = set(before), set(available)
     newcomers = iter([node for node in available if node not in old])

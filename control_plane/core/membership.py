@@ -6,8 +6,7 @@
             b    ├────────┤
             c             ├─────────┤         ├────▶
 
-A node that takes part in consecutive launches has one period for all of them, unless the job released its nodes between
-them.
+A node has one period for consecutive launches, unless the job released its nodes between them.
 """
 
 from __future__ import annotations
@@ -32,20 +31,10 @@ class Span:
     node_id: str
     start: datetime
     end: datetime | None
-    """End of the period. None while the node still works for the job."""
 
 
 def spans(launches: Sequence[Launch], given_back: Sequence[datetime], ended_at: datetime | None) -> tuple[Span, ...]:
-    """Return the periods in which each node worked for a job.
-
-    Args:
-        launches: the launches of the job, oldest first.
-        given_back: the times at which the job released all its nodes, for example for a pause.
-        ended_at: when the job ended, or None while it has not ended.
-
-    Returns:
-        The periods, sorted by start and then by node.
-    """
+    """Return the periods of each node, sorted by start and then by node. `given_back`: the job released all nodes."""
     open_spans: dict[str, Span] = {}
     closed: list[Span] = []
     for index, launch in enumerate(launches):

@@ -3,9 +3,6 @@
     digests     one per block of `BLOCK_POINTS` points, each covers all points up to the end of its block,
                 then one that covers all points
 
-Points usually change at the end only: training appends steps, and a recovery repeats the newest steps. A change in the
-middle, for example because old points were downsampled, changes all later digests.
-
 Invariant: points before `unchanged_count` are equal in both responses, except for rounding errors of means.
 """
 
@@ -22,17 +19,13 @@ from control_plane.core.metrics import Point
 BLOCK_POINTS: Final = 4
 _DIGEST_BYTES: Final = 8
 _ROUNDED_BYTES: Final = 2
-"""Bytes of a mean's mantissa that digests ignore.
-
-The mean of means differs from the mean of all values by a rounding error. Without the rounding, these errors would
-change the digests whenever old points are downsampled.
-"""
+"""Bytes of a mean's mantissa that digests ignore, because downsampling changes means by rounding errors."""
 _NUMBERS: Final = struct.Struct("<3q4d")
 _MEAN: Final = struct.Struct("<d")
 
 
 def digests(points: Sequence[Point]) -> bytes:
-    """Return the digests of a metric's points, joined to one byte string. `points` is sorted by step."""
+    """Return the digests of a metric's points, sorted by step, joined to one byte string."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     found = bytearray()
     for start in range(0, len(points), BLOCK_POINTS):
@@ -44,15 +37,7 @@ def digests(points: Sequence[Point]) -> bytes:
 
 
 def unchanged_count(before: bytes, now: bytes) -> int:
-    """Return how many points at the start of a metric are equal in two responses, rounded down to whole blocks.
-
-    Args:
-        before: digests of the earlier response.
-        now: digests of the new response, which differ from `before`.
-
-    Returns:
-        A multiple of `BLOCK_POINTS`; 0 if the first blocks differ.
-    """
+    """Return how many points at the start are equal in two differing responses, rounded down to whole blocks."""
     # A digest covers all points before it, so the last digests of different points differ.
     starts = range(0, min(len(before), len(now)), _DIGEST_BYTES)
     equal = takewhile(lambda start: before[start : start + _DIGEST_BYTES] == now[start : start + _DIGEST_BYTES], starts)

@@ -3,9 +3,7 @@
     width    steps per point: 1 for values as logged, then FOLD, FOLD² …
     chunk    the points of one width with the same quotient step ÷ (POINTS_PER_CHUNK × width), stored together
 
-Each width keeps its newest `kept_chunks` chunks. An older chunk is folded: its points are joined to points of the next
-width.
-
+Each width keeps its newest `kept_chunks` chunks. The points of an older chunk are joined to points of the next width.
 Invariant: each step counts in at most one point of a metric, and no point spans two chunks.
 """
 
@@ -30,48 +28,26 @@ class Point:
     """A summary of the values logged in a span of steps."""
 
     step: int
-    """The first step in the span for which a value was logged."""
     last_step: int
     at: float
-    """Time at which the last value was logged, in Unix seconds."""
+    """Unix seconds of the last value."""
     count: int
-    """Number of values in the span."""
     finite_count: int
     minimum: float
-    """The minimum of the finite values.
-
-    `minimum`, `mean` and `maximum` are NaN if no value is finite.
-    """
+    """`minimum`, `mean` and `maximum` are NaN if no value is finite."""
     mean: float
     maximum: float
     last: float
-    """The last value of the span, finite or not."""
+    """Finite or not."""
     least_on: str = ""
-    """The node with the minimum, for metrics that several nodes measure.
-
-    Empty for values that a script logs.
-    """
+    """The node with the minimum. Empty for values that a script logs."""
     most_on: str = ""
     breakdown: Breakdown | None = None
-    """The values by node, for metrics that Everstep measures; by rank, for values that a script logs.
-
-    A point of several steps has the means of each node or rank. None: no values are stored by node or rank, or the
-    caller did not read them.
-    """
+    """The values (means for several steps) by node for Everstep's metrics, by rank for a script's, or None."""
 
 
 def logged(step: int, at: float, value: float, by_rank: Mapping[int, float] | None = None) -> Point:
-    """Return a point that contains one logged value.
-
-    Args:
-        step: the step at which rank 0 logged the value.
-        at: Unix seconds.
-        value: the value of rank 0.
-        by_rank: the values that other ranks logged last under the same name, by rank.
-
-    Returns:
-        The point. It has a breakdown by rank if `by_rank` is not empty.
-    """
+    """Return a point with the value of rank 0, and with the last values of other ranks (`by_rank`) as breakdown."""
     finite = value if math.isfinite(value) else math.nan
     return Point(
         step=step,
@@ -88,21 +64,12 @@ def logged(step: int, at: float, value: float, by_rank: Mapping[int, float] | No
 
 
 def across(step: int, at: float, values: Mapping[NodeId, float]) -> Point | None:
-    """Return a point that summarizes the values of several nodes at one step.
-
-    Args:
-        step: the step at which the nodes measured.
-        at: Unix seconds.
-        values: measured values by node.
-
-    Returns:
-        A point whose mean and last value are the median, so that a single outlier changes only the minimum or maximum.
-        None if no value is finite.
-    """
+    """Return a point that summarizes the values of several nodes at one step, or None if no value is finite."""
     ordered = sorted((value, node) for node, value in values.items() if math.isfinite(value))
     if not ordered:
         return None
     (least, least_on), (most, most_on) = ordered[0], ordered[-1]
+    # The median is mean and last value, so that a single outlier changes only the minimum or maximum.
     middle = median(value for value, _ in ordered)
     count = len(ordered)
     return Point(
@@ -122,7 +89,7 @@ def across(step: int, at: float, values: Mapping[NodeId, float]) -> Point | None
 
 
 def joined(points: Sequence[Point]) -> Point:
-    """Return several points of a metric joined to one point. `points` is not empty and is sorted by step."""
+    """Return several points, not empty and sorted by step, joined to one point."""
     finite = [point for point in points if point.finite_count]
     total = sum(point.finite_count for point in finite)
     least = min(finite, key=lambda point: point.minimum, default=points[0])
@@ -144,80 +111,47 @@ def joined(points: Sequence[Point]) -> Point:
 
 
 def chunk_of(step: int, width: int) -> int:
-    """Return the index of the group of stored points to which a step belongs, if each point covers `width` steps."""
+    """Return the index of the chunk of a step, at `width` steps per point."""
     return step // (width * POINTS_PER_CHUNK)
 
 
 def first_step(chunk: int, width: int) -> int:
-    """Return the first step of the group of stored points with index `chunk`, if each point covers `width` steps."""
+    """Return the first step of a chunk, at `width` steps per point."""
     return chunk * width * POINTS_PER_CHUNK
 
 
 def kept_chunks(width: int) -> int:
-    """Return the number of chunks that the control plane stores of one metric at one resolution.
-
-    A chunk of a metric is a database row with several points, and each point of this resolution spans `width` steps.
-    All chunks of one resolution contain at most 4,096 points for width 1, and 1,024 points for each larger width.
-    """
+    """Return the number of chunks of one width that the control plane stores of one metric."""
     return 32 if width == 1 else 8
 
 
 def folded(points: Iterable[Point], width: int) -> tuple[Point, ...]:
-    """Return the points, joined to wider points of at most `width` steps.
-
-    Each wider point starts at a multiple of `width`.
-
-    Args:
-        points: points sorted by step. Their widths divide `width`.
-        width: steps per resulting point.
-
-    Returns:
-        The joined points, sorted by step.
-    """
+    """Return the sorted points, joined to points that start at multiples of `width` steps."""
     return _by(points, lambda point: point.step // width)
 
 
 def replaced(held: Iterable[Point], fresh: Iterable[Point]) -> tuple[Point, ...]:
-    """Return the stored points of a metric, replaced and extended by new points, sorted by step.
-
-    A point joins the values of one or more consecutive steps. A new point replaces a stored point with the same first
-    step.
-    """
+    """Return the stored points, replaced by new points with the same first step and extended, sorted by step."""
     by_step = {point.step: point for point in held} | {point.step: point for point in fresh}
     return tuple(by_step[step] for step in sorted(by_step))
 
 
 def until(points: Iterable[Point], step: int) -> tuple[Point, ...]:
-    """Return those of a metric's points that contain no step after `step`.
-
-    A point can summarize several steps. A point with both `step` and later steps is dropped, because its values cannot
-    be separated.
-    """
+    """Return those of a metric's points that contain no step after `step`."""
     return tuple(point for point in points if point.last_step <= step)
 
 
 def resampled(
     points: Sequence[Point], limit: int, *, steps: int | None = None, seconds: float | None = None
 ) -> tuple[Point, ...]:
-    """Join points to wider points, so that at most `limit` points remain.
-
-    Args:
-        points: points sorted by step.
-        limit: at least 1.
-        steps: steps that each point should span. None means the finest span within the limit.
-        seconds: seconds that each point should span, instead of steps.
-
-    Returns:
-        Points of the requested span. If there are more than `limit`, the function doubles the span until their number
-        is within the limit. Without a requested span, the span is a power of two, so that it seldom changes while a
-        metric grows.
-    """
+    """Join sorted points to points of so many steps or seconds each, doubled until at most `limit` points remain."""
     if seconds is not None:
         while len(found := _by(points, partial(_period, seconds))) > limit:
             seconds *= 2
         return found
     if steps is None and len(points) <= limit:
         return tuple(points)
+    # A power of two seldom changes while a metric grows.
     width = steps or span_of(points[0].step, points[-1].last_step, limit)
     while len(found := folded(points, width)) > limit:
         width *= 2
@@ -225,10 +159,7 @@ def resampled(
 
 
 def span_of(first_step: int, last_step: int, limit: int) -> int:
-    """Return how many steps one point should cover, so that about `limit` points cover a range of steps.
-
-    The result is a power of two.
-    """
+    """Return a power of two as steps per point, so that about `limit` points cover a range of steps."""
     return 1 << max(0, (last_step - first_step) // limit).bit_length()
 
 

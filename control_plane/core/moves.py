@@ -1,20 +1,13 @@
 """Moves: a job gives up some nodes at an agreed stop (all ranks stop at one step), and continues on others (ADR 0016).
 
-A departure is the planned loss of one member, for one of the reasons below.
-
     departure     ──▶ another node assigned ──▶ agreed stop ──▶ last step committed ──▶ next generation without the node
        ├ announced   AWS reclaims the instance (`core.notices`)
        ├ requested   a person wants the node for something else (`core.requests`)
-       ├ impaired    the node works with a fault that a reboot or other hardware repairs, or its agent has not
-       │             answered other members for T_max (`exclude_seconds`)
+       ├ impaired    the node works with a fault, or has not answered other members for T_max (`exclude_seconds`)
        └ lemon       the node had too many incidents: the job gives it up in the recovery from the newest
-                         of these incidents
 
-If the reason ends before the agreed stop is requested, the job drops the departure. If the ranks do not agree on a stop
-in time, the ordinary recovery follows. A job keeps a node whose departure would lose a committed step, unless AWS
-reclaims the node.
-
-Invariant: no job stops before another node is available, except at the last moment before AWS reclaims a node.
+A job keeps a node whose departure would lose a committed step, unless AWS reclaims the node. Invariant: no job stops
+before another node is available, except at the last moment before AWS reclaims a node.
 """
 
 from __future__ import annotations
@@ -33,10 +26,7 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan, RankPlan, Timeouts
 
 UPLOAD_MARGIN = 1.5
-"""Expected duration of an upload, as a multiple of the previous upload's duration.
-
-If several nodes upload at the same time, an upload may take longer than the previous one.
-"""
+"""An upload may take longer than the previous one by this factor, because several nodes upload at once."""
 
 
 def wanted(
@@ -48,19 +38,9 @@ def wanted(
     now: float,
     not_before: float,
 ) -> tuple[Departure, ...]:
-    """Return the departures of a job: the members that the job should give up, each with the reason.
+    """Return the departures of a job, announced ones first by their ends, or `known` once the stop is requested.
 
-    Args:
-        known: the departures that the job's record contains.
-        assigned: the nodes that the fleet has assigned to the job.
-        verdicts: by node, the conclusion whether the job keeps it (`core.evidence.judge`).
-        nodes: the nodes as observed.
-        now: Unix seconds.
-        not_before: the earliest time, in Unix seconds, for a new departure that AWS did not announce.
-
-    Returns:
-        `known` itself if the ranks are already asked to stop. Otherwise one departure per node to give up. Nodes that
-        AWS reclaims come first, in the order of their announced ends.
+    `not_before` (Unix seconds) delays new departures that AWS did not announce.
     """
     if asked(known):
         return tuple(known)
@@ -106,14 +86,7 @@ def _departure(node: NodeObserved, verdict: NodeVerdict, now: float, not_before:
 
 
 def impaired(verdict: NodeVerdict) -> Departure:
-    """Return the departure (planned loss) of a member that trains with a fault.
-
-    Args:
-        verdict: the result of checking this member; contains the fault's evidence, cause and remedy.
-
-    Returns:
-        The departure, with the fault's evidence, cause and remedy.
-    """
+    """Return the departure of a member that trains with a fault."""
     return Departure(
         node_id=verdict.node_id,
         evidence=verdict.evidence,
@@ -125,20 +98,13 @@ def impaired(verdict: NodeVerdict) -> Departure:
 
 
 def _is_impaired(verdict: NodeVerdict) -> bool:
-    """Return whether the job should give up a member, after all ranks have stopped at an agreed step.
-
-    True if the member works with a fault, or if other members cannot reach the node although its agent reports.
-    """
     return verdict.standing is NodeStanding.IMPAIRED or (
         verdict.standing is NodeStanding.GONE and verdict.remedy is Remedy.RETIRE
     )
 
 
 def lent(plan: GenerationPlan, assigned: Sequence[NodeId]) -> list[NodeId]:
-    """Return the nodes that the fleet has assigned to the job and that the running plan does not use.
-
-    The nodes are in the order of their assignment.
-    """
+    """Return the nodes that the fleet has assigned to the job and that the plan does not use, in this order."""
     members = {node.node_id for node in plan.nodes}
     return [node_id for node_id in assigned if node_id not in members]
 
@@ -150,23 +116,17 @@ def successors(
     now: float,
     timeouts: Timeouts,
 ) -> list[NodeId]:
-    """Return the ready nodes that can replace members: assigned to the job, but not used by its running plan."""
+    """Return the ready nodes that can replace members: assigned to the job, but not used by its plan."""
     return [node_id for node_id in lent(plan, assigned) if is_ready(nodes[node_id], now, timeouts)]
 
 
 def is_ready(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
-    """Return whether a job can use a node immediately.
-
-    True if the node is in service and idle, and no person's request (such as drain or reboot) is pending for it.
-    """
+    """Return whether a job can use a node immediately: in service, idle, and without a pending request."""
     return is_in_service(node, now, timeouts) and node.member is None and node.request is None
 
 
 def is_in_service(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
-    """Return whether a job's ranks can run on a node: whether its agent reports and AWS does not end the instance.
-
-    A report from the agent proves that the node exists, even if AWS does not answer.
-    """
+    """Return whether a job's ranks can run on a node: its agent reports, and AWS does not end the instance."""
     return (
         node.is_connected
         and node.has_reported
@@ -179,25 +139,8 @@ def is_in_service(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
 def due(
     known: Sequence[Departure], ready_count: int, upload_seconds: float | None, now: float, timeouts: Timeouts
 ) -> tuple[Departure, ...]:
-    """Return the departures (planned losses of nodes) for which the job should stop now; empty if it should train on.
-
-    One stop for several departures costs less than several stops.
-
-    Args:
-        known: all departures of the job, in the order in which the job gives up the nodes.
-        ready_count: the number of ready nodes that could replace a departing node.
-        upload_seconds: duration of the last checkpoint's upload, or None.
-        now: Unix seconds.
-        timeouts: `final_round_seconds` is the time that the stop and its commit need before a node ends.
-
-    Returns:
-        - If a ready node exists for each departure: all departures.
-        - If a ready node exists for each departure that AWS announced: all of these, and as many others as have a ready
-          node.
-        - If announced departures have reached their last moment (`last_moment`): at least these, and as many others as
-          have a ready node.
-        - Otherwise empty: the job continues to train.
-    """
+    """Return the departures for which the job should stop now, because nodes are ready or announced ends are close."""
+    # One stop for several departures costs less than several stops.
     if ready_count >= len(known):
         return tuple(known)
     announced = sum(move.is_announced for move in known)
@@ -210,38 +153,21 @@ def due(
 
 
 def last_moment(ends_at: float, upload_seconds: float | None, timeouts: Timeouts) -> float:
-    """Return the Unix time until which training may continue before AWS ends a node that has no replacement.
-
-    Between the result and the node's end (`ends_at`), the job just has time to stop, to commit its last step, and to
-    upload this step as a checkpoint.
-    """
+    """Return the Unix time until which training may continue before AWS ends a node that has no replacement."""
     return ends_at - timeouts.final_round_seconds - UPLOAD_MARGIN * (upload_seconds or 0.0)
 
 
 def asked(known: Sequence[Departure]) -> tuple[Departure, ...]:
-    """Return the planned losses of nodes for which the job loop has requested that all ranks stop at one step."""
+    """Return the departures for which the job loop has requested the stop."""
     return tuple(move for move in known if move.asked_at is not None)
 
 
 def is_stuck(
     known: Sequence[Departure], progress_at: float, now: float, timeouts: Timeouts, promised_seconds: float
 ) -> bool:
-    """Return whether the ranks cannot reach the requested stop, because training makes no progress.
-
-    The control plane then ends the generation without an agreed stop.
-
-    Args:
-        known: all departures (planned losses of nodes) of the job.
-        progress_at: Unix seconds of the last new step, or the end of a later period without a control plane.
-        now: Unix seconds.
-        timeouts: `blind_wait_seconds` limits the time without progress.
-        promised_seconds: longest time without progress that the script declares, in seconds. Ignored if AWS ends one of
-            the nodes at a fixed time, because the job cannot wait beyond that time.
-
-    Returns:
-        Whether the control plane should end the generation.
-    """
+    """Return whether the ranks cannot reach the requested stop, because training makes no progress."""
     asked_at = max((move.asked_at for move in known if move.asked_at is not None), default=now)
+    # The script's longest declared wait does not count if AWS ends a node at a fixed time.
     patience = timeouts.blind_wait_seconds + (promised_seconds if all(move.ends_at is None for move in known) else 0.0)
     return now - max(asked_at, progress_at) > patience
 
@@ -249,15 +175,12 @@ def is_stuck(
 def is_held_elsewhere(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], leaving: Collection[NodeId]
 ) -> bool:
-    """Return whether the nodes that stay hold, or can rebuild, every shard of the last committed step.
-
-    The agents of the shards' owners report the holders. With parity, a shard whose owner leaves can be rebuilt only
-    with the shares of all other members of its stripe.
-    """
+    """Return whether the nodes that stay hold, or can rebuild, every shard of the last committed step."""
     in_view = {shard.rank: shard.in_view for report in reports.values() for shard in report.protection}
 
     def is_held(rank: RankPlan) -> bool:
         staying = {holder for holder in in_view.get(rank.rank, ()) if holder not in leaving}
+        # With parity, a shard whose owner leaves needs the shares of all other members of its stripe.
         owner, *peers = rank.holders
         return owner in staying or staying.issuperset(peers) if rank.stripe else bool(staying)
 
@@ -265,11 +188,7 @@ def is_held_elsewhere(
 
 
 def ends_at(leaving: Sequence[Departure], nodes: Mapping[NodeId, NodeObserved], now: float) -> float | None:
-    """Return when AWS may end the first of the departing nodes, according to AWS's newest notices.
-
-    Everstep can delay this time by extending the lifecycle hook that holds the instance. A newer notice can name an
-    earlier time.
-    """
+    """Return when AWS may end the first of the departing nodes, by its newest notices."""
     found = [
         notice.ends_at
         for move in leaving
@@ -292,34 +211,11 @@ def checkpoint_wait(
     now: float,
     timeouts: Timeouts,
 ) -> CheckpointWait:
-    """Return whether a job that stopped to give up nodes still waits for its checkpoint, and why.
+    """Return whether a job whose ranks have all stopped to give up nodes still waits for its checkpoint, and why.
 
-    The job loop calls this function once every rank has stopped at the agreed step, while the upload to S3 is not
-    complete. The wait ends at a deadline, which `ends_at` and `timeouts` determine.
-
-    - If AWS reclaims none of the departing nodes, the job waits only if `is_held` is false. If the upload is not
-      complete at the deadline, the job keeps the node that holds the last copy of a shard.
-    - If AWS reclaims a departing node, the job waits until the deadline. The exception: if `is_held` and
-      `is_replaceable` are both true, the job waits only for the expected duration of the upload, and not at all if
-      this duration exceeds the time until the deadline.
-
-    Args:
-        ends_at: Unix seconds at which the first departing node may end. The deadline is `prepare_deadline_seconds`
-            earlier. None if no notice names a time.
-        is_announced: whether AWS reclaims one of the departing nodes.
-        stopped_at: Unix seconds at which the last rank stopped.
-        upload_seconds: duration of the last checkpoint's upload. None if no upload was measured; the expected duration
-            is then `final_round_seconds`.
-        is_replaceable: whether a ready node exists for every departing node. Training could then resume at once, so
-            each second of the wait costs training time.
-        is_held: whether the remaining nodes hold every shard of the last step. The job then loses no step, even without
-            the checkpoint.
-        now: Unix seconds.
-        timeouts: without `ends_at`, the deadline is `blind_wait_seconds` after the stop if AWS reclaims a node, else
-            `final_round_seconds` after it.
-
-    Returns:
-        The kind of wait, with the step and the times that decided it.
+    If AWS reclaims no node, the job waits only unless `is_held` (all shards of the last step remain). Otherwise it
+    waits until a deadline `prepare_deadline_seconds` before `ends_at`, or only for the expected upload if `is_held` and
+    `is_replaceable` (each departing node has a ready replacement).
     """
     patience = timeouts.blind_wait_seconds if is_announced else timeouts.final_round_seconds
     end = stopped_at + patience if ends_at is None else ends_at - timeouts.prepare_deadline_seconds
@@ -343,10 +239,7 @@ def checkpoint_wait(
 
 
 def verdict(move: Departure) -> NodeVerdict:
-    """Return the verdict (conclusion about a node) that a member is lost, because the job gives it up as planned.
-
-    The evidence of the verdict is the reason for which the job gives the member up.
-    """
+    """Return the verdict that a member is lost, because the job gives it up as planned."""
     return NodeVerdict(
         node_id=move.node_id,
         standing=NodeStanding.GONE,
@@ -360,23 +253,13 @@ def verdict(move: Departure) -> NodeVerdict:
 
 
 def fault(move: Departure, at: float, now: float) -> Fault:
-    """Return the fault that ends a generation, after all ranks have stopped, so that the job can give up a member.
-
-    Args:
-        move: the departure that the job carries out.
-        at: Unix seconds at which training stopped for the departure.
-        now: Unix seconds.
-
-    Returns:
-        The fault. If AWS reclaims the departing node, `node_id` names this node as lost. Otherwise `node_id` is None,
-        because the node still exists: the job keeps it if it holds the last copy of a shard. After the job has given up
-        the node, the incident names it.
-    """
+    """Return the fault that ends a generation, after all ranks have stopped at `at` (Unix seconds), for a departure."""
     line = None if move.is_history else faults.implied(verdict(move), now)
     return Fault(
         cause=move.cause,
         evidence=move.evidence,
         at=at,
+        # Other nodes still exist, and the job keeps a node that holds the last copy of a shard.
         node_id=move.node_id if move.is_announced else None,
         seen_on=(move.node_id,),
         implicates=line,
@@ -384,20 +267,7 @@ def fault(move: Departure, at: float, now: float) -> Fault:
 
 
 def partner(node_id: NodeId, left: Sequence[Departure], incident: str, now: float) -> Implication:
-    """Return the history entry for a remaining member that could not reach a departing member.
-
-    If the remaining member later cannot reach another member either, this entry shows that the remaining member is the
-    faulty node.
-
-    Args:
-        node_id: the member that remains in the job.
-        left: departures of all members that the job gives up.
-        incident: the id of the incident.
-        now: Unix seconds.
-
-    Returns:
-        An entry for the fault history of the remaining member.
-    """
+    """Return the history entry for a remaining member that could not reach a departing member."""
     return Implication(
         node_id=node_id,
         incident_id=incident,

@@ -1,7 +1,5 @@
 """Notices: AWS's announcements that an instance will end or be interrupted, and when a notice becomes urgent.
 
-A running job must give up a node with an urgent notice now. `core.moves` decides how the job does this.
-
 Invariant: pure and level-triggered. A notice has the same effect if it arrives twice, late or out of order.
 """
 
@@ -15,29 +13,17 @@ from everstep.protocol.agent_messages import NoticeKind
 from everstep.protocol.ids import NodeId
 
 MAINTENANCE_LEAD_SECONDS = 3600.0
-"""Time before a maintenance window at which a running job gives up the node.
-
-AWS announces maintenance days ahead. Before this time, the fleet replaces the node only while no job uses it.
-"""
+"""Time before maintenance, which AWS announces days ahead, at which a running job gives up the node."""
 OVER_SECONDS = 600.0
-"""Time after an announced interruption at which its notice expires if the instance still runs.
-
-In that case, the announcement was outdated, or AWS cancelled the interruption.
-"""
+"""Time after an announced interruption at which its notice expires if the instance still runs."""
 ENDING = frozenset(
     {NoticeKind.SPOT_INTERRUPTION, NoticeKind.MAINTENANCE, NoticeKind.CAPACITY_BLOCK_END, NoticeKind.TERMINATING}
 )
-"""Kinds of notices after which AWS ends or interrupts the instance.
-
-The remaining kind, a rebalance recommendation, is only advice.
-"""
+"""Kinds after which AWS ends or interrupts the instance. A rebalance recommendation is only advice."""
 
 
 def merged(notices: Iterable[Notice]) -> tuple[Notice, ...]:
-    """Return the notices of one instance, with at most one of each kind.
-
-    Several sources can announce the same event. The merged notice has the earliest time that any source names.
-    """
+    """Return the notices of one instance, one of each kind, with the earliest time that any source names."""
     by_kind: dict[NoticeKind, Notice] = {}
     for notice in sorted(notices, key=lambda notice: (notice.ends_at is None, notice.ends_at or 0.0, notice.message)):
         by_kind.setdefault(notice.kind, notice)
@@ -45,10 +31,7 @@ def merged(notices: Iterable[Notice]) -> tuple[Notice, ...]:
 
 
 def urgent(node: NodeObserved, now: float) -> Notice | None:
-    """Return the notice for which a running job must give up the node now, or None.
-
-    The fleet assigns a node with an urgent notice to no job. Maintenance in the far future is not urgent yet.
-    """
+    """Return the notice for which a running job must give up the node now, or None."""
     found = [
         notice
         for notice in node.notices
@@ -71,7 +54,6 @@ def _is_far(notice: Notice, now: float) -> bool:
 
 
 def _is_over(notice: Notice, now: float) -> bool:
-    """Return whether the notice has expired: the announced time passed `OVER_SECONDS` ago without an interruption."""
     return (
         notice.kind in (NoticeKind.SPOT_INTERRUPTION, NoticeKind.CAPACITY_BLOCK_END)
         and now - (notice.ends_at or now) > OVER_SECONDS

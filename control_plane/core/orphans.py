@@ -1,16 +1,8 @@
-"""Decides which S3 objects of a run are orphans, that is, belong to no checkpoint and can never belong to one.
+"""Decides which S3 objects of a run are orphans, that is, belong to no checkpoint and can never belong to one. Pure.
 
-Agents upload shards to `…run=<run>/gen=<generation>/step=<step>/<upload id>/`, and the control plane writes a manifest
-for the newest generation only. A shard of an earlier generation that no manifest names is therefore an orphan.
-
-Frozen objects (`…run=<run>/frozen/`) hold parameters that never change. All generations of a run share them. A running
-upload can rely on any of them, so they can become orphans only after the end of their run.
-
-A database that was restored from a backup does not contain later generations and checkpoints. Their objects look like
-orphans, and must stay.
-
-Invariant: pure. Never an orphan is an object of the newest generation of a running job, whose upload may still run, of
-a generation that the database lacks, of a folder with a manifest that the database lacks, or of a kept checkpoint.
+Never an orphan is an object of the newest generation of a running job, of a generation or a manifest that the database
+lacks (after a restore from a backup), or of a kept checkpoint. All generations of a run share frozen objects
+(`…run=<run>/frozen/`), so these become orphans only after the end of their run.
 """
 
 from __future__ import annotations
@@ -25,11 +17,7 @@ from everstep.protocol.ids import Generation
 FROZEN = re.compile(r"frozen/[0-9a-f]{64}\.safetensors", re.ASCII)
 PLACE = re.compile(r"gen=(?P<generation>\d+)/step=(?P<step>\d+)/", re.ASCII)
 KEPT_SECONDS = 3_600.0
-"""Age in seconds below which an object is never an orphan.
-
-The control plane may write the manifest of an earlier generation after a new generation has started. Before this write,
-no manifest names the objects of this checkpoint.
-"""
+"""Age below which an object is no orphan. The manifest of an earlier generation may be written after a new launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +26,7 @@ class ListedObject:
 
     key: str
     modified_at: float
-    """Time of the object's last write, in Unix seconds."""
+    """Unix seconds."""
     size_bytes: int = 0
 
 
@@ -52,21 +40,13 @@ def orphans(
     ended_before: Generation,
     now: float,
 ) -> Iterator[ListedObject]:
-    """Yield the objects that belong to no checkpoint and can never belong to one.
+    """Yield the objects that belong to no checkpoint and can never belong to one, frozen objects last.
 
     Args:
-        objects: all objects of one run, by key. The iterable may be lazy.
-        folder: the run's key prefix. Objects with other keys are ignored.
-        named: the keys of each checkpoint's objects, by generation and step. The value is None for a checkpoint that is
-            being deleted: its objects are no orphans, because the deletion removes them.
-        generations: numbers of the generations that the database has.
-        frozen: keys of the objects with parameters that never change, as far as checkpoints need them. None while the
-            run has not ended.
-        ended_before: a generation number. All generations with a lower number have ended.
-        now: Unix seconds.
-
-    Yields:
-        Objects in the order of `objects`. Frozen objects come last.
+        objects: all objects of one run, sorted by key. The iterable may be lazy.
+        named: each checkpoint's keys. None for a checkpoint whose deletion removes its objects.
+        frozen: keys of frozen objects that checkpoints need. None while the run has not ended.
+        ended_before: all generations with a lower number have ended.
     """
     unneeded: list[ListedObject] = []
     has_unknown = False

@@ -1,13 +1,10 @@
-"""Parity of shards in memory: which jobs may use it, and which losses of nodes it survives.
-
-docs/adr/0035-parity-in-memory.md explains the design.
+"""Parity of shards in memory: which jobs may use it, and which losses of nodes it survives (ADR 0035).
 
     group of g nodes      each node keeps its own shards, and a share of all other members' shards
     one lost node         the other members rebuild its shards
     two lost nodes        their shards come from S3
 
-Invariant: a group survives the loss of at most one member. It survives no loss while some member does not respond to
-another member, because the group's shares are then incomplete.
+Invariant: a group survives the loss of at most one member, and of none while some member does not respond to another.
 """
 
 from __future__ import annotations
@@ -21,12 +18,7 @@ from everstep.protocol.ids import NodeId
 
 MIN_GROUP_SIZE = 2
 MAX_GROUP_SIZE = 8
-"""Largest number of nodes per parity group.
-
-With 8 nodes per group, the slots of a node take 2.29 times the state of its ranks. Every group size takes more than 2
-times the state, so groups of more than 8 nodes save little memory. A replacement in a larger group must fetch more
-data.
-"""
+"""Slots of a node take 2.29 times its ranks' state at g = 8, and more than 2 times at any g."""
 
 
 def contradictions(
@@ -36,17 +28,7 @@ def contradictions(
     node_count: int,
     min_node_count: int | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a job that are not possible together with parity.
-
-    Args:
-        group_size: g, the number of nodes per parity group.
-        copies: number of nodes that hold each shard, the owner included.
-        node_count: number of nodes of the job.
-        min_node_count: MinNodeCount of ElasticConfig, or None.
-
-    Yields:
-        Name of the API's field and the message, for each setting that must change.
-    """
+    """Yield the settings of a job that are not possible with parity, as names of API fields with messages."""
     if copies != 1:
         yield "Protection.Copies", f"parity keeps 1 copy of each shard, not {copies}; remove Copies or ParityGroupSize"
     if group_size > node_count:
@@ -70,20 +52,9 @@ def group_sizes(node_count: int, group_size: int) -> tuple[int, ...]:
 
 
 def recovery_probability(node_count: int, group_size: int, lost_count: int) -> float:
-    """Return the probability that no group loses two members in a simultaneous loss of `lost_count` nodes.
+    """Return the exact probability that no group loses two members, for equally likely losses of `lost_count` nodes.
 
-    All sets of lost nodes are equally likely. The result is exact.
-
-    Args:
-        node_count: N.
-        group_size: g, number of nodes per group. The last group also has the remainder.
-        lost_count: k, nodes lost at the same time.
-
-    Returns:
-        The probability. For example, N = 8, g = 4 and k = 2 give 0.5714.
-
-    Raises:
-        ImpossiblePlacement: g does not fit N, or more nodes are lost than exist.
+    Raises ImpossiblePlacement if g does not fit N, or more nodes are lost than exist.
     """
     if not (MIN_GROUP_SIZE <= group_size <= node_count and 0 <= lost_count <= node_count):
         raise ImpossiblePlacement(
@@ -100,13 +71,7 @@ def recovery_probability(node_count: int, group_size: int, lost_count: int) -> f
 def fatal_losses(groups: Sequence[Sequence[NodeId]], incomplete: Collection[NodeId]) -> tuple[tuple[NodeId, ...], ...]:
     """Return the smallest sets of nodes whose joint loss loses a shard from memory.
 
-    Args:
-        groups: the members of each group.
-        incomplete: members that do not respond to another member of their group, or that get no response from one. The
-            group of such a member survives no loss.
-
-    Returns:
-        Each pair of members of a group without incomplete members, and each single member of the other groups.
+    A group with `incomplete` members, which get no response from another member or give none, survives no loss.
     """
     return tuple(
         loss for group in groups for loss in combinations(group, 1 if any(node in incomplete for node in group) else 2)

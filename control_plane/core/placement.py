@@ -1,10 +1,7 @@
-"""The placement of shards on nodes, by GEMINI's mixed strategy, extended by failure domains.
+"""The placement of shards on nodes, by GEMINI's mixed strategy, extended by failure domains (`core.separation`).
 
     N = 5, m = 2:    [n0 n1]      group: each node holds its own shard and the other node's shard
                          [n2 n3 n4]   ring: each node holds its own shard and its predecessor's shard
-
-`control_plane.core.separation` keeps the copies of a shard in different failure domains, where possible.
-`control_plane.core.domain_loss` computes the probability of recovery after a loss of whole domains.
 
 Invariant: each node's shards have `copies` different holders, and the node itself is the first holder. Source: GEMINI
 (SOSP'23), Algorithm 1, with corrected probabilities.
@@ -28,12 +25,9 @@ class Placement:
     """The holders of each node's shards. All ranks of a node have the same holders."""
 
     groups: tuple[tuple[NodeId, ...], ...]
-    """Nodes that hold each other's shards.
-
-    The last group may have more than `copies` nodes. In such a ring, a node holds the shards of its predecessors.
-    """
+    """Nodes that hold each other's shards. The last may be a ring, where a node holds its predecessors' shards."""
     holders: Mapping[NodeId, tuple[NodeId, ...]]
-    """The holders of each node's shards, by the owner's id. The owner is the first holder of its own shards."""
+    """The holders by owner, which is the first holder of its own shards."""
 
     @property
     def fatal_losses(self) -> tuple[tuple[NodeId, ...], ...]:
@@ -47,24 +41,10 @@ def plan(
     domains: Mapping[NodeId, str] | None = None,
     before: Sequence[Sequence[int]] = (),
 ) -> Placement:
-    """Return the placement of a job. Deterministic.
+    """Return the placement of a job, whose nodes are ordered by GROUP_RANK. Deterministic.
 
-    Nodes of the previous placement keep their groups, and a replacement takes the lost node's position. Groups change
-    only if all holders of a shard would share one domain.
-
-    Args:
-        nodes: the members by GROUP_RANK.
-        copies: m, the number of nodes that hold a shard, the owner included.
-        domains: the failure domain (network node) of each node. A node without an entry counts as a separate domain. A
-            new placement uses as many domains per group as possible.
-        before: the groups of the previous placement, as GROUP_RANKs (`groups_of`). If `before` is empty, or its number
-            of copies or nodes differs from that of the job, the placement is new.
-
-    Returns:
-        The groups, and the holders of each node's shards.
-
-    Raises:
-        ImpossiblePlacement: the job has more copies than nodes, fewer than one copy, or a duplicate node.
+    Groups of `before` (`groups_of`) stay if their sizes fit, unless all holders of a shard would share one domain.
+    Raises ImpossiblePlacement if the job has more copies than nodes, fewer than one copy, or a duplicate node.
     """
     if not 1 <= copies <= len(nodes):
         raise ImpossiblePlacement(
@@ -89,20 +69,8 @@ def parity_groups(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the parity groups of a job, as GROUP_RANKs in ascending order. Deterministic.
 
-    A replacement takes the lost node's position.
-
-    Args:
-        nodes: the members by GROUP_RANK.
-        group_size: g, the number of nodes per group. The last group also has the remainder.
-        domains: the failure domain of each node. A node without an entry counts as a separate domain. New groups use as
-            many domains as possible, because the loss of two members loses their shards.
-        before: the groups of the previous generation. If `before` is empty or has other sizes, the groups are new.
-
-    Returns:
-        The groups.
-
-    Raises:
-        ImpossiblePlacement: a group has fewer than two nodes, or more nodes than the job.
+    Groups of `before` stay if their sizes fit. Raises ImpossiblePlacement if a group has fewer than two nodes, or more
+    nodes than the job.
     """
     if not 2 <= group_size <= len(nodes):
         raise ImpossiblePlacement(f"parity groups of {group_size} nodes do not fit {len(nodes)} nodes")
@@ -113,15 +81,7 @@ def parity_groups(
 
 
 def groups_of(holders: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Compute the placement groups (nodes that hold each other's shards) from the holders in a stored plan.
-
-    Args:
-        holders: for each GROUP_RANK, the GROUP_RANKs of its shard's holders, the owner first.
-
-    Returns:
-        Groups of GROUP_RANKs. A group with more nodes than a shard has holders (the ring) is last. Empty if the holders
-        do not form such groups.
-    """
+    """Return the placement groups, the ring last, from each GROUP_RANK's holders, or nothing if they form no groups."""
     copies = len(holders[0]) if holders else 0
     if copies < 2 or any(len(held) != copies for held in holders):
         return ()
@@ -144,21 +104,10 @@ def groups_of(holders: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
 
 
 def recovery_probability(node_count: int, copies: int, lost_count: int) -> float:
-    """Return the probability that every shard survives a simultaneous loss of `lost_count` nodes.
+    """Return the exact probability that every shard survives equally likely losses of `lost_count` nodes.
 
-    All sets of lost nodes are equally likely. The result is exact for all arguments. GEMINI's Corollary 1 is only a
-    bound if 2m or more nodes are lost.
-
-    Args:
-        node_count: N.
-        copies: m, nodes that hold each shard, the owner included.
-        lost_count: k, nodes lost at the same time.
-
-    Returns:
-        The probability. For example, N = 16, m = 2 and k = 2 give 0.9333.
-
-    Raises:
-        ImpossiblePlacement: m does not fit N, or more nodes are lost than exist.
+    GEMINI's Corollary 1 is only a bound for 2m or more lost nodes. Raises ImpossiblePlacement if m does not fit N, or
+    more nodes are lost than exist.
     """
     if not (1 <= copies <= node_count and 0 <= lost_count <= node_count):
         raise ImpossiblePlacement(
@@ -178,11 +127,7 @@ def recovery_probability(node_count: int, copies: int, lost_count: int) -> float
 
 
 def _without_whole_groups(groups: int, size: int, nodes: int, lost: int) -> int:
-    """Return how many sets of `lost` nodes contain no whole group.
-
-    The groups are disjoint. The result is Σ (-1)^j C(G, j) C(N - mj, k - mj), with G = `groups`, m = `size`,
-    N = `nodes` and k = `lost` (inclusion-exclusion).
-    """
+    """Return how many sets of `lost` nodes contain no whole group: Σ (-1)^j C(G, j) C(N - mj, k - mj)."""
     if not 0 <= lost <= nodes:
         return 0
     total, chosen, rest = 0, 1, comb(nodes, lost)
@@ -197,16 +142,12 @@ def _without_whole_groups(groups: int, size: int, nodes: int, lost: int) -> int:
 
 
 def _is_partition(groups: Sequence[Sequence[int]], fresh: Sequence[Sequence[int]]) -> bool:
-    """Return whether `groups` contain every GROUP_RANK once, in groups of the same sizes as those of `fresh`."""
     places = sorted(place for group in groups for place in group)
     return list(map(len, groups)) == list(map(len, fresh)) and places == list(range(sum(map(len, fresh))))
 
 
 def _cut(order: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
-    """Return the GROUP_RANKs in `order`, split into groups of `copies` nodes.
-
-    The last group also contains the nodes that do not fill a group.
-    """
+    """Return the GROUP_RANKs in `order`, in groups of `copies` nodes. The last group has the remainder."""
     count = len(order) // copies
     groups = [tuple(order[i * copies : (i + 1) * copies]) for i in range(count)]
     groups[-1] += tuple(order[count * copies :])
@@ -214,10 +155,7 @@ def _cut(order: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _spread(domains: Sequence[str], copies: int) -> list[int]:
-    """Return the GROUP_RANKs in an order in which successive nodes are in different failure domains, if possible.
-
-    The function repeatedly picks a node of the domain with the most nodes left.
-    """
+    """Return the GROUP_RANKs with successive nodes in different domains, if possible."""
     left: dict[str, deque[int]] = {}
     for place, domain in enumerate(domains):
         left.setdefault(domain, deque()).append(place)

@@ -1,4 +1,4 @@
-"""Decides which jobs release nodes so that the first job of the queue can start.
+"""Decides which jobs release nodes so that the first job of the queue can start. Pure.
 
     rule   job that releases nodes                its priority            the job
     1      elastic, with more than NodeCount      any                     returns the nodes beyond its NodeCount
@@ -6,11 +6,8 @@
     3      preemptible and elastic                lower than first job's  continues on fewer nodes
     4      preemptible                            lower than first job's  pauses
 
-The rules apply in this order. Jobs release no more nodes than the first job needs. If all jobs together cannot release
-enough nodes, no job releases a node. A running job releases nodes at an agreed stop (all ranks stop at one step), so it
-loses no step.
-
-Invariant: pure.
+The rules apply in this order, and only if all jobs together release enough. Jobs release no more than the first job
+needs. A running job releases nodes at an agreed stop, so it loses no step.
 """
 
 from __future__ import annotations
@@ -23,35 +20,23 @@ from control_plane.core.states import JobState
 from everstep.protocol.ids import RunId
 
 LEAVING = frozenset({JobState.PAUSING, JobState.STOPPING})
-"""States of jobs that already stop or pause, and release all of their nodes soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """The reduction of a running job: all its ranks stop at the same step, and it continues with fewer nodes."""
+    """A running job stops all its ranks at the same step, and continues with fewer nodes."""
 
     keep_count: int
-    """Number of nodes with which the job continues."""
     head: FleetJob
-    """The job that receives the nodes: the first job of the queue (the head)."""
+    """The job that receives the nodes."""
 
 
 def kept_counts(
     head: FleetJob, holding: Sequence[FleetJob], counts: Mapping[RunId, int], free: int, now: float
 ) -> dict[RunId, int]:
-    """Return how many nodes other jobs keep if they release enough for the first job of the queue (the head).
+    """Return how many nodes other jobs keep if they release enough for the head of the queue, or nothing.
 
-    Args:
-        head: the first job of the queue. It does not fit into `free`.
-        holding: the jobs that hold nodes.
-        counts: number of nodes that each of these jobs holds.
-        free: number of nodes that the head could use now: nodes without a job, except those reserved for running jobs
-            that have precedence. Negative if these jobs still lack nodes.
-        now: Unix seconds.
-
-    Returns:
-        One entry for each job that must release nodes. 0 means that the job releases all of its nodes. Empty if no
-        releases suffice, or if jobs that already stop or pause release enough.
+    `free` is negative if running jobs that have precedence still lack nodes.
     """
     missing = head.needed_count(now) - free - sum(counts[job.run] for job in holding if job.state in LEAVING)
     kept: dict[RunId, int] = {}
@@ -97,11 +82,7 @@ def in_order_of_release(holding: Iterable[FleetJob]) -> list[FleetJob]:
 
 
 def _steps(head: FleetJob, holding: Sequence[FleetJob], now: float) -> list[tuple[FleetJob, int]]:
-    """Return which jobs could release nodes, cheapest first, each with the number of nodes that it would keep.
-
-    The releases have the order of the table in the module's docstring. Within a row of the table, jobs of the lowest
-    priority come first, then the youngest jobs.
-    """
+    """Return which jobs could release nodes, in the order of the module's table, and how many each would keep."""
     jobs = in_order_of_release(holding)
     lower = [job for job in jobs if job.priority < head.priority]
     preemptible = [job for job in lower if job.is_preemptible and can_stop(job, now)]
@@ -114,6 +95,5 @@ def _steps(head: FleetJob, holding: Sequence[FleetJob], now: float) -> list[tupl
 
 
 def _least(job: FleetJob, now: float) -> int:
-    """Return the smallest number of nodes with which a job of lower priority can train after it released nodes."""
     is_preemptible = job.is_preemptible and can_stop(job, now)
     return (job.least_node_count or job.node_count) if is_preemptible else job.node_count

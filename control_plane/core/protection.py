@@ -23,7 +23,7 @@ from everstep.protocol.plan import Timeouts
 from everstep.protocol.rank_messages import UnkeptCause
 
 LAPSE_STEPS = 3
-"""Number of steps by which training must pass an overdue step. A stopped training has other observers."""
+"""Training must pass an overdue step by this number of steps. A stopped training has other observers."""
 COMMIT_TIMES = 3
 """A commit is overdue after this multiple of the time that the newest commit took, if that is long."""
 UPLOAD_TIMES = 10
@@ -39,19 +39,7 @@ def with_watch(
     is_looking: bool,
     timeouts: Timeouts,
 ) -> JobRecord:
-    """Return the record with the awaited commit and the lapse, if there is one.
-
-    Args:
-        now: Unix seconds.
-        record: the record with the progress that the agents have just reported.
-        reports: agents' reports about the newest generation.
-        silent: members whose agents do not answer.
-        is_looking: whether the coordinator's report is current, and training has not ended.
-        timeouts: `exclude_seconds` is the shortest time after which a commit is overdue.
-
-    Returns:
-        The record. Its other fields are unchanged.
-    """
+    """Return the record with its awaited commit and lapse. `is_looking`: the coordinator's report is current."""
     kept = max(record.committed, record.base_step)
     awaited, lapse, commit_seconds = record.awaited, record.lapse, record.commit_seconds
     if awaited is not None and (awaited.generation, awaited.kept) != (record.generation, kept):
@@ -90,7 +78,7 @@ def with_watch(
 
 
 def events(before: JobRecord, after: JobRecord) -> tuple[EventDraft, ...]:
-    """Return the event about the begin or the end of a lapse between two records of a job; empty without a change."""
+    """Return the event about the begin or the end of a lapse between two records; empty without a change."""
     if before.lapse == after.lapse:
         return ()
     if after.lapse is not None:
@@ -110,7 +98,6 @@ def _unkept(shards: Mapping[NodeId, tuple[ShardProtection, ...]]) -> Iterator[tu
 
 
 def _is_current(shard: ShardProtection, record: JobRecord, kept: Step) -> bool:
-    """Return whether the owner's report is about the time after the job's last commit."""
     return shard.committed >= kept or record.committed <= record.base_step
 
 

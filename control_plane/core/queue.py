@@ -5,27 +5,16 @@
               2.  small, needs 2          may start: head still has the 6 nodes that it needs once big has ended
               3.  other, needs 3          may not start: head would have only 5 nodes once big has ended
 
-The fleet serves its queue by priority, then by age. The first job that does not fit is the head. No other job may delay
-the head:
+The fleet serves its queue by priority, then by age. The first job that does not fit is the head. A job behind it may
+start only on nodes that the head cannot use. Other jobs release nodes for the head (`core.preemption`).
 
-- **Backfill.** A job behind the head may start only on nodes that the head cannot use. Running jobs can end at any time
-  and in any order (`MaxRuntimeInSeconds` is the latest end, not the earliest). Therefore the rule considers every
-  subset of the running jobs that may remain. If the head fits beside a subset, the head must also fit beside this
-  subset plus the new job.
-- **Preemption.** Jobs release nodes for the head (`core.preemption`): elastic jobs return nodes beyond their NodeCount,
-  and preemptible jobs of lower priority shrink or pause.
-- **Quotas.** A job that would exceed its project's quota waits outside the queue. Such a job cannot be the head. While
-  it waits, no job of its project grows beyond its NodeCount.
-- **Pauses.** A job that a person paused also releases its nodes at an agreed stop. It returns to the queue when a
-  person resumes it.
-- **Elastic jobs.** An elastic job that has waited for `patience_seconds` starts with any number of nodes from its
-  minimum on. It claims the rest of its NodeCount before jobs behind it start. While no job waits in the queue, it may
-  also hold nodes beyond its NodeCount. It returns these nodes to a job that continues on fewer than its NodeCount.
-- **Patience.** A job that still lacks nodes and receives none for `GANG_PATIENCE_SECONDS` releases its nodes. The job
-  then stands aside: for a while, it neither holds nodes nor delays other jobs. This time grows with each attempt.
+- **Quotas.** While a job waits for its project's quota, outside the queue, no job of the project grows beyond
+  NodeCount.
+- **Elastic jobs.** After `patience_seconds`, such a job starts on its minimum of nodes. It claims the rest of its
+  NodeCount before jobs behind it start, and holds more while no job waits.
+- **Patience.** A job that receives no node for `GANG_PATIENCE_SECONDS` releases its nodes and stands aside for a while.
 
-Invariant: pure. All jobs together never receive more nodes than the capacity, unless the running generations already
-use more.
+Invariant: pure. Jobs together never receive more nodes than the capacity, unless running generations already use more.
 """
 
 from __future__ import annotations
@@ -40,41 +29,31 @@ from everstep.protocol.ids import RunId
 
 STAND_ASIDE_SECONDS = 900.0
 MOST_STAND_ASIDE_SECONDS = 7_200.0
-"""Longest time for which a job that did not get all its nodes stands aside (waits outside the queue).
-
-The time starts at `STAND_ASIDE_SECONDS` and doubles with each attempt.
-"""
+"""The time for which a job stands aside doubles with each attempt, from `STAND_ASIDE_SECONDS` up to this limit."""
 _MOST_DOUBLINGS = 10
-"""More doublings of the first time aside than the longest time has."""
 PAUSE_AGAIN_SECONDS = 600.0
-"""Seconds after a failed pause before the control plane requests another pause of the same job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSchedule:
-    """The result of `schedule`: how many nodes each job of a fleet may hold, and which jobs wait."""
+    """The number of nodes that each job of a fleet may hold, and the jobs that wait."""
 
     admitted: frozenset[RunId]
-    """Jobs that may hold nodes: jobs that hold nodes now, and queued jobs that may start."""
+    """Jobs that hold nodes now, and queued jobs that may start."""
     giving_way: Mapping[RunId, FleetJob]
-    """Jobs that must release all of their nodes. The value for each job is the job that receives the nodes."""
+    """Jobs that must release all of their nodes, each with the job that receives them."""
     waiting: tuple[FleetJob, ...]
-    """Jobs that wait in the queue, in order. Jobs that stand aside (wait outside the queue for a while) are last."""
+    """The order is that of the queue. Jobs that stand aside are last."""
     limited: Mapping[RunId, int]
-    """Waiting jobs that would exceed their project's quota.
-
-    The value for each job is the number of nodes that its project holds.
-    """
+    """Waiting jobs that would exceed their project's quota, each with the number of nodes that its project holds."""
     capacity: int
     free_count: int
-    """Number of nodes that no job holds if each job holds the nodes that this schedule permits."""
     counts: Mapping[RunId, int] = field(default_factory=dict[RunId, int])
-    """Number of nodes that each admitted job may hold."""
     reductions: Mapping[RunId, Reduction] = field(default_factory=dict[RunId, Reduction])
     """Running jobs that must return some of their nodes, each with the number that it keeps."""
 
     def place_of(self, run: RunId) -> int | None:
-        """Return a job's position in the queue, counted from 1. Return None if the job does not wait in the queue."""
+        """Return a job's position in the queue, counted from 1, or None."""
         return next((place for place, job in enumerate(self.waiting, 1) if job.run == run), None)
 
     def ahead_of(self, run: RunId) -> tuple[FleetJob, ...]:
@@ -84,16 +63,7 @@ class QueueSchedule:
 
 
 def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> QueueSchedule:
-    """Return which jobs may hold nodes.
-
-    Args:
-        jobs: the unfinished jobs of one fleet. A job that a person paused does not wait in the queue.
-        capacity: number of nodes that jobs may hold: the group's MaxSize minus nodes that are kept out of use (HELD).
-        now: Unix seconds.
-
-    Returns:
-        The schedule, the same for the same input.
-    """
+    """Return which unfinished jobs of a fleet may hold nodes. `capacity` is the group's MaxSize minus held nodes."""
     every = tuple(job for job in jobs if not (job.is_paused and job.state is JobState.QUEUED))
     holding = [job for job in every if job.state in HOLDING_JOBS]
     queued = in_order(job for job in every if job.state is JobState.QUEUED)
@@ -145,8 +115,6 @@ def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> QueueSchedu
 
 
 class _Shares:
-    """The number of nodes that each job may hold, while `schedule` computes it."""
-
     def __init__(self, holding: Iterable[FleetJob], capacity: int, now: float) -> None:
         self.now = now
         self.holding: list[FleetJob] = []
@@ -156,43 +124,24 @@ class _Shares:
             self.admit(job)
 
     def admit(self, job: FleetJob) -> None:
-        """Add a job to the jobs that hold nodes, and reserve the nodes that it needs to start or continue."""
         self.holding.append(job)
         self.counts[job.run] = job.needed_count(self.now)
         self.free -= self.counts[job.run]
 
     def raise_to_claims(self, head: FleetJob | None) -> None:
-        """Raise each job's number of nodes to `FleetJob.claim_count` (its NodeCount or more), as far as nodes are free.
-
-        The method skips jobs that leave free nodes to `head`, the first job of the queue (`yields_to`).
-        """
+        """Raise jobs to `FleetJob.claim_count` while nodes are free, except jobs that yield to `head`."""
         for job in in_order(self.holding):
             if job.state not in LEAVING and (head is None or not yields_to(job, head)):
                 self._raise(job, job.claim_count(self.now))
 
     def left_for(self, head: FleetJob) -> int:
-        """Return how many nodes remain for the first job of the queue (the head).
-
-        Each job that already holds nodes may have up to `FleetJob.claim_count` nodes in all before the head gets any,
-        unless it lets the head start before it (`yields_to`). A negative result is the number of nodes that these jobs
-        lack.
-        """
+        """Return how many nodes remain for the head, negative if jobs that do not yield to it lack nodes."""
         after = _Shares(self.holding, sum(job.claim_count(self.now) for job in self.holding), self.now)
         after.raise_to_claims(head)
         return self.free + sum(self.counts.values()) - sum(after.counts.values())
 
     def suffices(self, head: FleetJob, kept: Mapping[RunId, int], capacity: int) -> bool:
-        """Return whether the head of the queue can start once other jobs have released nodes.
-
-        Args:
-            head: the first job of the queue.
-            kept: the number of nodes that each releasing job keeps.
-            capacity: number of nodes that all jobs together may hold.
-
-        Returns:
-            True if enough nodes for the head are then free and within its project's quota. Jobs that do not
-            yield to the head (`yields_to`) receive up to `FleetJob.claim_count` nodes before it.
-        """
+        """Return whether the head can start, within its quota, once other jobs keep only `kept` nodes."""
         staying = [job for job in self.holding if job.state not in LEAVING and kept.get(job.run) != 0]
         after = _Shares(
             [replace(job, member_count=kept.get(job.run, job.member_count)) for job in staying], capacity, self.now
@@ -201,20 +150,13 @@ class _Shares:
         return after.is_within_quota(head) and head.needed_count(self.now) <= after.free
 
     def grow(self, limited: frozenset[str]) -> None:
-        """Raise elastic jobs beyond their NodeCount, as far as nodes are free.
-
-        Jobs of the projects in `limited` do not grow, because other jobs wait for the quotas of these projects.
-        """
+        """Raise elastic jobs beyond their NodeCount, except in projects with jobs that wait for a quota (`limited`)."""
         for job in in_order(self.holding):
             if job.state in LAUNCHED_JOBS - LEAVING and job.project not in limited:
                 self._raise(job, job.most_node_count)
 
     def returns(self, limited: Sequence[FleetJob]) -> dict[RunId, Reduction]:
-        """Return which running jobs with more than NodeCount nodes must return the surplus, and for which job.
-
-        The returned nodes go to the first running job that has fewer nodes than its NodeCount. Without such a job, they
-        go to the first job that waits for the quota of its project, if jobs of this project can return enough nodes.
-        """
+        """Return which running jobs must return nodes beyond NodeCount, and for which job."""
         for job in in_order(self.holding):
             if job.state in LAUNCHED_JOBS - LEAVING and not job.is_taken_over:
                 missing = job.claim_count(self.now) - self.counts[job.run]
@@ -232,10 +174,7 @@ class _Shares:
         return {}
 
     def _returns_to(self, head: FleetJob, missing: int, holding: Iterable[FleetJob]) -> dict[RunId, Reduction]:
-        """Return which jobs return nodes beyond their NodeCount to the job `head`, and how many they keep.
-
-        Together, the jobs return at most `missing` nodes.
-        """
+        """Return which jobs return together at most `missing` nodes beyond their NodeCount to `head`."""
         found: dict[RunId, Reduction] = {}
         for job in in_order_of_release(holding):
             count = min(missing, self.counts[job.run] - job.node_count)
@@ -259,19 +198,10 @@ class _Shares:
 
 
 def cannot_delay(head_count: int, newcomer_count: int, holding_sizes: Sequence[range], capacity: int) -> bool:
-    """Return whether a new job can start without a delay for the head of the queue.
+    """Return whether a new job can start without a delay for the head, in whatever order other jobs end or resize.
 
-    The result is valid for every order in which the other jobs may end, shrink or grow.
-
-    Args:
-        head_count: nodes that the head needs.
-        newcomer_count: the largest number of nodes that the new job would claim.
-        holding_sizes: the possible numbers of nodes of each job that holds nodes now.
-        capacity: number of nodes that all jobs together may hold.
-
-    Returns:
-        True if the following holds for every subset of the jobs that hold nodes, and for all their possible sizes: if
-        the head fits beside the subset, it also fits beside the subset and the new job.
+    For every subset of the holding jobs and all their possible sizes: if the head fits beside the subset, it also fits
+    beside the subset and the new job.
     """
     reachable = 1  # Bit n of this number is set if some subset of the jobs that hold nodes holds exactly n nodes.
     for sizes in holding_sizes:
@@ -298,19 +228,12 @@ def in_order(jobs: Iterable[FleetJob]) -> list[FleetJob]:
 
 
 def stand_aside_seconds(attempt_count: int) -> float:
-    """Return for how many seconds a job that did not get its nodes waits outside the queue.
-
-    `attempt_count` is the number of times in a row that the job waited for nodes that did not arrive.
-    """
+    """Return how long a job stands aside after its `attempt_count`-th wait in a row for nodes that did not arrive."""
     return min(MOST_STAND_ASIDE_SECONDS, STAND_ASIDE_SECONDS * 2.0 ** min(attempt_count - 1, _MOST_DOUBLINGS))
 
 
 def _sizes(job: FleetJob, head: FleetJob, now: float) -> range:
-    """Return the range of the numbers of nodes with which `job` may run until it ends.
-
-    The range includes smaller numbers if the job must release nodes so that `head`, the first job of the queue, can
-    start.
-    """
+    """Return the numbers of nodes with which `job` may run until it ends, also after a release for `head`."""
     counts = [job.needed_count(now), job.node_count]
     if yields_to(job, head):
         counts.append(job.least_node_count or job.node_count)
@@ -318,7 +241,6 @@ def _sizes(job: FleetJob, head: FleetJob, now: float) -> range:
 
 
 def _start_counts(head: FleetJob, now: float) -> set[int]:
-    """Return the numbers of nodes with which the head of the queue can start: now, and after `patience_seconds`."""
     needed = head.needed_count(now)
     return {needed, needed if head.smaller_from is None else head.least_node_count or head.node_count}
 

@@ -2,14 +2,8 @@
 
     stripe A B C, C is lost:   A's shard and share, B's shard and share ──▶ C's shard
 
-A *content* is an origin generation and a step. A share is the XOR of parts of the shards of all other members of its
-stripe. The record of a share names these shards by digest.
-
-The module also finds rebuilds of shards that still exist. The node that holds such a shard uses the rebuild if its slot
-is damaged or its agent has lost the slot.
-
 Invariant: a shard has a rebuild only if all other members of its stripe have their shards and shares, of the same
-content.
+*content*: origin generation and step.
 """
 
 from __future__ import annotations
@@ -33,20 +27,10 @@ def rebuilds(
     *,
     existing: Collection[Content] = (),
 ) -> list[tuple[Content, Rebuild]]:
-    """Return the shards that can be rebuilt, with the shards and shares that determine them.
+    """Return the shards that can be rebuilt, with the shards and shares that determine them. Deterministic.
 
-    The function is deterministic.
-
-    Args:
-        slots: the usable slots of shards and shares, with their nodes. If slots are missing, the result contains fewer
-            rebuilds, but no wrong rebuild.
-        worlds: number of ranks of each generation. Shares of generations that are not in the mapping are ignored.
-        existing: pairs of origin generation and step for which the result also contains rebuilds of shards that still
-            exist, for nodes whose slot turns out to be damaged. A rebuild needs all other shards of the stripe. The
-            result therefore contains such rebuilds only for stripes in which no shard is missing.
-
-    Returns:
-        At most one rebuild per shard, origin generation and step.
+    For contents in `existing`, the result also contains rebuilds of shards that still exist, in case their slots are
+    damaged.
     """
     shards: defaultdict[Content, defaultdict[Rank, dict[NodeId, SlotRecord]]] = defaultdict(lambda: defaultdict(dict))
     shares: defaultdict[tuple[Content, Stripe], defaultdict[Rank, dict[NodeId, SlotRecord]]] = defaultdict(
@@ -72,11 +56,7 @@ def rebuilds(
 
 
 def _stripe(share: SlotRecord, worlds: Mapping[Generation, int]) -> Stripe | None:
-    """Return the stripe that a share's record names, or None if the record is damaged.
-
-    A damaged record names no shard, a rank twice, the rank whose node stores the share, or a rank that the generation
-    does not have.
-    """
+    """Return the stripe that a share's record names, or None if the record is damaged."""
     stripe = stripe_of(holder_of(share.owner_rank), share.contributions)
     if len({*stripe}) < max(len(stripe), 2):
         return None
@@ -86,11 +66,7 @@ def _stripe(share: SlotRecord, worlds: Mapping[Generation, int]) -> Stripe | Non
 def _rebuild(
     stripe: Stripe, lost_rank: Rank, shards: Mapping[Rank, Held], shares: Mapping[Rank, Held]
 ) -> Rebuild | None:
-    """Return the rebuild of one shard, or None if the rest of the stripe does not suffice.
-
-    Each other rank of the stripe needs a node that has both its shard and its share. The records of all these shares
-    must name the same shards.
-    """
+    # Each other rank needs a node with both its shard and its share, whose records name the same shards.
     members = [rank for rank in stripe if rank != lost_rank]
     candidates = {
         rank: [

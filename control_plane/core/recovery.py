@@ -1,18 +1,15 @@
-"""Chooses the step to restore, and the sources of each rank's shard.
-
-A slot is a node's copy of one shard of one step, made by one generation (its origin). The path of a generation is the
-history that leads to it: its own steps, and each ancestor's steps up to the step that the next generation restored.
+"""Chooses the step to restore (the base), and the sources of each rank's shard.
 
     generation 1:  0 ─ 1 ─ 2 ─ 3 ─ 4 ─ 5✗          a slot (origin g, step s) is on the path if s is at most
                                │                    the last step of g on it: (1, 3) is on the path, (1, 4) is not
     generation 2:              3 ─ 4 ─ 5 ─ 6
 
-The base is the step that a new generation restores. If the new generation has a different number of ranks than the
-base, or another job made the base, the restore is a relayout: ranks must divide the state anew.
+If the new generation has a different number of ranks than the base, or another job made the base, the restore is a
+relayout: ranks must divide the state anew.
 
 Invariant: a base and all its sources are on the path of the newest started generation. All sources of a base come from
-generations with equal numbers of ranks. Origin generation, step and digest together identify the content of a slot. The
-rules are in docs/design.md#restore.
+generations with equal numbers of ranks. Origin generation, step and digest together identify the content of a slot
+(docs/design.md#restore).
 """
 
 from __future__ import annotations
@@ -32,80 +29,51 @@ FARTHEST = ("local", "peer", "parity", "s3")
 UNBOUNDED = Step(2**62)
 
 Path = Mapping[Generation, Step]
-"""The history that leads to a generation: for each origin generation, the last step that belongs to the history."""
+"""The last step that belongs to the history, for each origin generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """All sources from which the members of a new generation could restore shards: the input of `choose`."""
+    """All sources from which the members of a new generation could restore shards."""
 
     owners: Sequence[NodeId]
     """The node of each rank in the new generation, by rank."""
     inventories: Mapping[NodeId, tuple[SlotRecord, ...]]
-    """The slots (copies of shards, and shares of parity) in the memory of each node.
-
-    Nodes report these slots when they promise to join the new generation. The mapping omits nodes without a promise.
-    """
+    """The slots of each node that has promised to join the new generation."""
     path: Path
     worlds: Mapping[Generation, int]
-    """Number of ranks of each generation (`worlds_of`)."""
     checkpoints: tuple[CheckpointRecord, ...] = ()
     refused: Collection[RefusedSource] = ()
     committed: Step = NO_STEP
-    """The newest step on `path` that was committed, as `newest_committed` returned it, or -1."""
+    """The newest committed step on `path` (`newest_committed`), or -1."""
     slot_count: int = 2
     """Number of slots that a node reserves for each shard that it owns or holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
-    """The step that a new generation restores (its base), and where each shard of this step is."""
+    """The step that a new generation restores, and where each shard of this step is."""
 
     base_step: Step
     sources: tuple[tuple[ShardSource, ...], ...]
-    """The sources from which each rank can get its shard, by rank, best first.
-
-    The tuples are empty if the ranks start from step 0, or if `relayout` contains the sources.
-    """
+    """The sources by rank, best first. Empty if the ranks start from step 0, or if `relayout` contains the sources."""
     keep: Mapping[NodeId, tuple[SlotReference, ...]]
-    """Slots (copies of shards, and shares of parity) that each node must not overwrite yet.
-
-    The node keeps these slots until the new generation has committed the restored step. If another number of ranks made
-    that step, the node keeps them until the new generation's first commit.
-    """
+    """Slots that a node must not overwrite before the generation commits the base, or any step in a relayout."""
     relayout: Relayout | None = None
-    """The sources of the restored step, if another number of ranks or another job made this step."""
+    """Set if another number of ranks or another job made the base."""
     forgotten: tuple[Rank, ...] = ()
-    """Ranks whose shards are in no node's memory and cannot be rebuilt by parity.
-
-    These are ranks of the generation that made the step, which may have had more or fewer ranks than the new
-    generation.
-    """
+    """Ranks, of the generation that made the base, whose shards no node's memory has or can rebuild."""
 
     @property
     def farthest(self) -> str | None:
-        """The slowest kind of source from which any rank restores: the last one in the order of `FARTHEST`.
-
-        None if the ranks start from step 0.
-        """
+        """The slowest kind of source, by `FARTHEST`. None if the ranks start from step 0."""
         shards = self.sources if self.relayout is None else self.relayout.shards
         kinds = [sources[0].kind for sources in shards if sources]
         return max(kinds, key=FARTHEST.index) if kinds else None
 
 
 def path_of(lineage: Iterable[GenerationRecord], generation: Generation) -> Path:
-    """Return the path of a generation.
-
-    The path includes all steps of the generation itself, and each ancestor's steps up to the step that the next
-    generation restored.
-
-    Args:
-        lineage: the records of all generations of the job that have a plan.
-        generation: the generation whose path is wanted. 0 gives an empty path, because no rank ever ran.
-
-    Returns:
-        The last step of each generation on the path.
-    """
+    """Return the last step of each generation on the path. Generation 0 has an empty path."""
     known = {record.generation: record for record in lineage}
     path: dict[Generation, Step] = {}
     last = UNBOUNDED
@@ -122,50 +90,25 @@ def worlds_of(lineage: Iterable[GenerationRecord]) -> Mapping[Generation, int]:
 
 
 def newest_started(lineage: Iterable[GenerationRecord]) -> Generation:
-    """Return the newest generation whose ranks may have run, or 0.
-
-    This generation is the parent of the next generation.
-    """
+    """Return the newest generation whose ranks may have run, or 0. It is the parent of the next generation."""
     return max((record.generation for record in lineage if record.was_started), default=NO_GENERATION)
 
 
 def is_on_path(path: Path, origin: Generation, step: Step) -> bool:
-    """Return whether the state after `step`, made by generation `origin`, belongs to `path` (a history)."""
+    """Return whether the state after `step`, made by generation `origin`, belongs to `path`."""
     return step <= path.get(origin, NO_STEP)
 
 
 def newest_committed(path: Path, recorded: Step, reported: Iterable[tuple[Generation, Step]]) -> Step:
-    """Return the newest committed step, according to the control plane's own record and the nodes' reports.
-
-    The control plane's own record can be too old, because agents report commits only once a second, and only while the
-    control plane runs. An agent stores the committed step C in memory before its ranks may start the next snapshot.
-    Therefore each node with a snapshot after C also reports C.
-
-    Args:
-        path: the path of the newest started generation (the history that leads to it).
-        recorded: the control plane's own record.
-        reported: generation and committed step of each report. A step that is not on the path belongs to an abandoned
-            generation and does not count.
-
-    Returns:
-        The step, or -1.
-    """
+    """Return the newest committed step on the path, by the control plane's own record and the reports, or -1."""
+    # The own record can be too old: agents report once a second, and only to a running control plane. An agent stores
+    # the committed step C before its ranks may start the next snapshot, so each node with a snapshot after C also
+    # reports C.
     return max([recorded, *(step for generation, step in reported if is_on_path(path, generation, step))])
 
 
 def choose(survey: Survey) -> Restore:
-    """Return the newest step that every rank can restore, with its sources.
-
-    A step qualifies if there is a source for the shard of every rank that made the step. The shards and shares of
-    several nodes are one source of a shard that they can rebuild (`core.rebuilding`). If no step qualifies, the result
-    is step 0, for which ranks need no source.
-
-    Args:
-        survey: the shards in memory and in S3 from which the members can restore.
-
-    Returns:
-        The step, its sources, and the slots that each node must keep.
-    """
+    """Return the newest step for which every rank that made it has a source, or else step 0."""
     new_world = len(survey.owners)
     found = _sources_by_state(survey)
     states = [state for state, shards in found.items() if len(shards) == state.world_size]
@@ -194,8 +137,6 @@ def choose(survey: Survey) -> Restore:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The training state after one step of one generation, divided into the shards of `world_size` ranks."""
-
     step: Step
     world_size: int
 
@@ -203,12 +144,9 @@ class _State:
 def _shared_state(
     survey: Survey, newest: _State, found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]]
 ) -> _State:
-    """Return the step to restore when the number of ranks changes: the newest step with all parity shares in memory.
-
-    If no step after the committed step has all of its shares, the result is the committed step. Until the new
-    generation's first commit, nodes keep only the shards and shares of the restored step. If shares of this step were
-    missing, the loss of one more node would lose the step. Without parity, the result is `newest`.
-    """
+    """Return the base of a relayout: the newest step with all parity shares in memory, or the committed step."""
+    # Until the first commit, nodes keep only the shards and shares of the base. Without all shares, one more lost node
+    # would lose the step.
     shares = {
         (holder_of(slot.owner_rank), slot.origin_generation, slot.step)
         for inventory in survey.inventories.values()
@@ -231,12 +169,7 @@ def _shared_state(
 
 
 def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSource]]]:
-    """Return all sources of each usable shard, by saved state (a step of a generation) and by the shard's owner rank.
-
-    A shard is usable if its state is part of the history that the job continues (`Survey.path`). The sources of a shard
-    are sorted: the rank's own node in the new generation, then other nodes, then parity, then S3. If the new generation
-    has another number of ranks, no node counts as a rank's own node.
-    """
+    """Return all usable sources of each shard, by state and owner rank: own node, other nodes, parity, S3."""
     found: defaultdict[_State, defaultdict[Rank, list[ShardSource]]] = defaultdict(lambda: defaultdict(list))
     new_world, usable = len(survey.owners), _usable(survey)
     slots = _usable_slots(survey)
@@ -276,11 +209,7 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
 
 
 def _usable(survey: Survey) -> Callable[..., bool]:
-    """Return a function that returns whether a restore may use a given copy of a shard.
-
-    A copy is usable if it belongs to the history that the job continues (`Survey.path`), and no earlier load of this
-    copy has failed (`Survey.refused`).
-    """
+    """Return a function that returns whether a restore may use a copy: it is on the path and not refused."""
     refused = {(item.rank, item.is_object, item.origin_generation, item.step) for item in survey.refused}
 
     def usable(rank: Rank, origin: Generation, step: Step, *, is_object: bool) -> bool:
@@ -301,10 +230,7 @@ def _usable_slots(survey: Survey) -> list[tuple[NodeId, SlotRecord]]:
 
 
 def _add_rebuilds(survey: Survey, base: _State, shards: Mapping[Rank, list[ShardSource]]) -> None:
-    """Add rebuilds by parity, ahead of S3, to the sources of shards that nodes still have in memory.
-
-    A node uses the rebuild if its own slot is damaged or lost.
-    """
+    """Add rebuilds by parity, ahead of S3, for nodes whose own slot turns out to be damaged or lost."""
     contents = {(source.origin_generation, base.step) for sources in shards.values() for source in sources}
     for (origin, step), rebuild in rebuilding.rebuilds(_usable_slots(survey), survey.worlds, existing=contents):
         sources = shards.get(rebuild.lost.rank, [])
@@ -326,10 +252,6 @@ def _parity_source(origin: Generation, step: Step, rebuild: Rebuild) -> ShardSou
 
 
 def _forgotten(found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]], world_size: int) -> tuple[Rank, ...]:
-    """Return the ranks whose shards are in no node's memory and cannot be rebuilt by parity.
-
-    `world_size` is the number of ranks of the generation that made the shards. `found` contains all usable sources.
-    """
     held = {
         rank
         for state, shards in found.items()
@@ -341,11 +263,7 @@ def _forgotten(found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]], wor
 
 
 def stored(survey: Survey, base: Step) -> CheckpointRecord | None:
-    """Return the newest complete checkpoint that is not newer than the restored step, or None.
-
-    `base` is the restored step, as `choose` returned it. Only checkpoints of the history that the job continues
-    (`Survey.path`) count.
-    """
+    """Return the newest complete checkpoint on the path that is not newer than the base, or None."""
     leading = (
         checkpoint
         for checkpoint in survey.checkpoints
@@ -356,15 +274,7 @@ def stored(survey: Survey, base: Step) -> CheckpointRecord | None:
 
 
 def _keep(survey: Survey, node: NodeId, base: Step, *, is_relayout: bool = False) -> tuple[SlotReference, ...]:
-    """Return the slots that a node must not overwrite before the new generation commits the base.
-
-    The base is the step that the new generation restores. The result contains slots of the base and of earlier steps.
-    If a node lacks a shard of the base, it needs one free slot to receive this shard. In its other slots, the node
-    keeps first the newest step that an earlier generation committed, and then the newest other steps.
-
-    In a relayout (a restore on another number of ranks), the new generation does not commit the base itself. Each node
-    needs one free slot for the new generation's first step. In its other slots, the node prefers the base.
-    """
+    """Return the slots that a node must not overwrite before the new generation commits."""
     kept: dict[Rank, list[SlotRecord]] = {}
     for slot in survey.inventories[node]:
         if slot.step <= base and is_on_path(survey.path, slot.origin_generation, slot.step):
@@ -373,6 +283,7 @@ def _keep(survey: Survey, node: NodeId, base: Step, *, is_relayout: bool = False
         slots.sort(
             key=lambda slot: (is_relayout and slot.step == base, slot.step == survey.committed, slot.step), reverse=True
         )
+        # One slot must be free: for the missing shard of the base, or in a relayout for the first new step.
         if is_relayout or (base > 0 and all(slot.step != base for slot in slots)):
             del slots[survey.slot_count - 1 :]
     return tuple(
@@ -385,9 +296,6 @@ def _keep(survey: Survey, node: NodeId, base: Step, *, is_relayout: bool = False
 
 
 def farther(one: str | None, other: str | None) -> str | None:
-    """Return the farther of two kinds of sources of a shard, for example "s3" of "peer" and "s3" (see `FARTHEST`).
-
-    None counts as the nearest kind.
-    """
+    """Return the farther of two kinds of sources by `FARTHEST`. None counts as the nearest kind."""
     known = [kind for kind in (one, other) if kind is not None]
     return max(known, key=FARTHEST.index) if known else None

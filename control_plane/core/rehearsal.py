@@ -7,9 +7,8 @@
 
     the first pass over the data ends, or modules, parameters or groups change ─▶ another order
 
-Invariant: pure. An order is stored before any agent receives it. An order without a result is repeated once. Then, or
-when the job ends, the result says why. A job gets
-at most `MOST_AUTOMATIC` orders, besides repeated ones and a person's, and none of them after a difference.
+Invariant: pure. An order is stored before any agent receives it. A job gets at most `MOST_AUTOMATIC` orders, besides
+repeated ones and a person's, and none of them after a difference.
 """
 
 from __future__ import annotations
@@ -36,14 +35,10 @@ from everstep.protocol.rehearsals import RehearsalVerdict, Rehearsed
 
 MOST_ORDERS = 2
 MOST_AUTOMATIC = 3
-"""Largest number of rehearsals of a job that no person requests."""
 MAX_COST_RATIO = 0.001
 """Largest cost of a rehearsal in mode AUTO, as a share of the expected run."""
 REPORT_SECONDS = 30.0
-"""Time after which ranks that have not reported a rehearsal will not do so, once the coordinator has ended the order.
-
-Ranks report before they train on, so only the reports of agents can be late.
-"""
+"""Time after the coordinator's end of an order, after which missing reports of agents will not arrive."""
 LEAST_RUN_SECONDS = 180.0
 """Shortest expected run in mode AUTO. A shorter job costs little to repeat."""
 _LEAD_STEPS = 10
@@ -51,16 +46,7 @@ _LEAD_STEPS = 10
 
 
 def is_due(spec: JobSpec, record: JobRecord, *, is_local: bool) -> bool:
-    """Return whether a running job that neither stops nor moves must be ordered to rehearse now.
-
-    Args:
-        spec: settings of rehearsals, and the script.
-        record: the job's record, with the progress that the agents have just reported.
-        is_local: whether the fleet is a local cluster, on which a rehearsal may cost any time.
-
-    Returns:
-        False also if the newest order has no result yet.
-    """
+    """Return whether a running job that neither stops nor moves must be ordered to rehearse now."""
     told = record.rehearsal
     if spec.rehearsal_mode is RehearsalMode.OFF or CHECK_VARIABLE in spec.script.environment or told.is_open:
         return False
@@ -81,7 +67,6 @@ def is_due(spec: JobSpec, record: JobRecord, *, is_local: bool) -> bool:
 
 
 def _is_worth_it(spec: JobSpec, record: JobRecord, *, is_local: bool) -> bool:
-    """Return whether the expected run is long, and the expected cost of a rehearsal is a small share of it."""
     trained = record.microseconds.get(Bucket.TRAIN, 0) / 1_000_000
     step_seconds = trained / record.max_boundary
     newer = record.boundary - record.base_step - 1
@@ -105,17 +90,7 @@ def is_asked(record: JobRecord) -> bool:
 
 
 def refused(spec: JobSpec, record: JobRecord, node: PlanNode, now: float) -> tuple[JobRecord, tuple[EventDraft, ...]]:
-    """Return the record with the refusal of a person's request, and an event about it.
-
-    Args:
-        spec: contains the number of steps that the person wants the ranks to repeat.
-        record: the job's record with the request.
-        node: a node whose agent is of an earlier release without rehearsals.
-        now: Unix seconds.
-
-    Returns:
-        The record, in which the refusal is the newest result and answers the request.
-    """
+    """Return the record with the refusal of a person's request, because `node` has an earlier agent, and an event."""
     return _unanswered(spec, record, NoResult.EARLIER_AGENT, now, node)
 
 
@@ -145,19 +120,7 @@ def followed(
     reports: Mapping[NodeId, MemberReport],
     now: float,
 ) -> tuple[JobRecord, tuple[EventDraft, ...]]:
-    """Return the record with what the ranks report about the newest order, and an event about a new result.
-
-    Args:
-        spec: settings of rehearsals, and the script.
-        before: the record before these reports.
-        record: the record with the progress that the agents have just reported.
-        plan: the plan of the newest generation.
-        reports: the members' reports about this generation.
-        now: Unix seconds.
-
-    Returns:
-        The record. With a result, its ledger counts the time of the rehearsal as such.
-    """
+    """Return the record with what the ranks report about the newest order, and an event about a new result."""
     told = _with_revision(record.rehearsal, record, reports)
     living = [rank for report in reports.values() for rank in report.ranks if rank.exit is None]
     is_under_way = any(rank.phase == REHEARSE for rank in living)
@@ -198,11 +161,8 @@ def followed(
 
 
 def _with_earlier_loss(result: RehearsalOutcome, earlier: RehearsalOutcome | None) -> RehearsalOutcome:
-    """Return a proof with the lost values that the job's earlier rehearsal named, or another result unchanged.
-
-    The ranks that rehearse again are those of the earlier rehearsal, in which these values have begun anew. A second
-    restart may lose nothing more, but the next failure loses them again.
-    """
+    """Return a proof with the lost values that the job's earlier rehearsal named, or another result unchanged."""
+    # In the ranks that rehearse again, these values have begun anew. The next failure loses them again.
     if result.verdict is not RehearsalVerdict.PROVEN or earlier is None or not earlier.is_unproven:
         return result
     return replace(
@@ -216,7 +176,7 @@ def _with_earlier_loss(result: RehearsalOutcome, earlier: RehearsalOutcome | Non
 
 
 def closed(spec: JobSpec, record: JobRecord, now: float) -> tuple[JobRecord, tuple[EventDraft, ...]]:
-    """Return the record of a job that ends now. If its rehearsal was ordered and has no result, the record says so."""
+    """Return the record of a job that ends now, with the reason why an ordered rehearsal has no result."""
     told = record.rehearsal
     if told.result is not None or not (told.number or is_asked(record)):
         return record, ()
@@ -249,7 +209,6 @@ def _with_revision(told: Rehearsals, record: JobRecord, reports: Mapping[NodeId,
 
 
 def _is_over(told: Rehearsals, plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> bool:
-    """Return whether the coordinator has taken the open order, and has ended or withdrawn its rehearsal."""
     status = reports[plan.coordinator].round if plan.coordinator in reports else None
     is_taken = status is not None and told.is_open and status.rehearsal_number >= told.number
     return is_taken and status is not None and status.rehearsal_state is StopState.NONE
@@ -271,7 +230,6 @@ def _event(result: RehearsalOutcome) -> EventDraft:
 
 
 def _reported(record: JobRecord, reports: Mapping[NodeId, MemberReport]) -> dict[Rank, Rehearsed]:
-    """Return the newest rehearsal of each rank in the newest generation, for the ranks that have one."""
     return {
         rank.rank: rank.rehearsed
         for report in reports.values()
@@ -281,12 +239,8 @@ def _reported(record: JobRecord, reports: Mapping[NodeId, MemberReport]) -> dict
 
 
 def _combined(news: Mapping[Rank, Rehearsed], world_size: int, now: float) -> RehearsalOutcome | None:
-    """Return the result for all ranks: a refusal, the first difference, lost values, or the slowest proof.
-
-    None while a rank trains.
-
-    A rank that refuses withdraws the rehearsal, so the other ranks report nothing.
-    """
+    """Return the result for all ranks: a refusal, the first difference, lost values, or the slowest proof."""
+    # A rank that refuses withdraws the rehearsal, so the other ranks report nothing.
     refused = [(rank, each) for rank, each in sorted(news.items()) if each.verdict is RehearsalVerdict.REFUSED]
     if not refused and len(news) < world_size:
         return None

@@ -5,11 +5,8 @@
     cleared by a reset (Xid 95 …)          reboot           replace
     needs other hardware                   replace
 
-Everstep never resets a single GPU. A reset needs root and the end of all processes on the GPU, so it costs as much as a
-reboot. A reboot keeps an instance on its host. If NVIDIA recommends a restart of the bare metal, Everstep therefore
-replaces the instance.
-
-Invariant: a fault that the tables do not contain only restarts ranks.
+A reset of a single GPU costs as much as a reboot. A reboot keeps an instance on its host, so a restart of the bare
+metal becomes a replacement. Invariant: a fault that the tables do not contain only restarts ranks.
 """
 
 from __future__ import annotations
@@ -25,10 +22,10 @@ from everstep.protocol.ids import NodeId
 
 LEMON_INCIDENTS = 3
 LEMON_WINDOW_SECONDS = 24 * 3600.0
-"""Period in which `LEMON_INCIDENTS` incidents make a node a lemon.
+"""Period in which `LEMON_INCIDENTS` incidents of any cause make a node a lemon, which jobs do not use again.
 
-A lemon is a node that jobs do not use again. Incidents of every cause count. Source: Kokolis et al., HPCA'25 (arXiv
-2410.21680), section on lemon nodes: a few nodes cause most failures, and their history identifies them.
+Source: Kokolis et al., HPCA'25 (arXiv 2410.21680), section on lemon nodes: a few nodes cause most failures, and their
+history identifies them.
 """
 
 _IGNORE = (14, 37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 107, 121, 137, 141, 152, 153, 157, 160, 161)
@@ -36,24 +33,20 @@ _RESTART = (8, 11, 13, 25, 31, 32, 39, 40, 41, 45, 60, *range(68, 73), 75, 76, 7
 _RESTART_NEWER = (*range(96, 106), *range(126, 136), 139)
 _RESET = (46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158)
 _RESET_OR_REBOOT = (48, 74, 151, 171, 172)
-"""Xids (NVIDIA error codes) whose catalog workflow ends with a GPU reset or a node reboot.
-
-Xid 151 needs a restart of the virtual machine. Xids 171 and 172 are details of an Xid 48.
-"""
+"""Xids whose workflow ends with a GPU reset or a reboot. 171 and 172 are details of 48."""
 _NEW_HARDWARE = (54, 79)
-"""Xids after which the job must move to other hardware: 54 (CHECK_MECHANICALS) and 79 (RESTART_BM)."""
+"""CHECK_MECHANICALS and RESTART_BM."""
 XID: Mapping[int, Remedy] = {
     **dict.fromkeys(_IGNORE, Remedy.NONE),
     **dict.fromkeys((*_RESTART, *_RESTART_NEWER), Remedy.RESTART),
     **dict.fromkeys((*_RESET, *_RESET_OR_REBOOT), Remedy.REBOOT),
     **dict.fromkeys(_NEW_HARDWARE, Remedy.REPLACE),
 }
-"""Remedies by Xid.
+"""Remedies by Xid. Xid 154 only repeats another Xid's recommendation.
 
 Source: NVIDIA, Xid Catalog, column `Resolution Bucket (Immediate Action)`.
 https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html: IGNORE is NONE, RESTART_APP is RESTART, RESET_GPU
-and RESTART_VM are REBOOT, RESTART_BM and CHECK_MECHANICALS are REPLACE. Xid 154 only repeats another Xid's
-recommendation.
+and RESTART_VM are REBOOT, RESTART_BM and CHECK_MECHANICALS are REPLACE.
 """
 FAULTS: Mapping[str, Remedy] = {
     FaultCode.RANKS_NOT_GONE: Remedy.REPLACE,
@@ -72,25 +65,24 @@ FAULTS: Mapping[str, Remedy] = {
 }
 """Remedies by fault code. `gpu_xid` uses `XID` instead.
 
-A wrong result of a test can have a transient cause, so only a second failure after a reboot replaces the node. If a
-disk does not respond, processes that access it hang in the kernel until a reboot. Throttling, network errors, a
-full disk and low memory are temporary or caused by the job, so they need no remedy.
+A wrong result of a test can have a transient cause. If a disk does not respond, processes that access it hang in the
+kernel until a reboot. Throttling, network errors, a full disk and low memory are temporary or caused by the job.
 """
 OF_HARDWARE = (Remedy.REBOOT, Remedy.REPLACE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A fault of a node for which the node's job must give up the node, with its remedy."""
+    """A fault for which the node's job must give up the node, with its remedy."""
 
     what: str
-    """The fault code, followed by the Xid (NVIDIA's error number) for a `gpu_xid` fault."""
+    """The fault code, followed by the Xid of a `gpu_xid` fault."""
     remedy: Remedy
     fault: Faulty
 
 
 def name_of(fault: NodeFault) -> str:
-    """Return the fault code. For an Xid (NVIDIA's error number), the number follows: `gpu_xid 79`."""
+    """Return the fault code, followed by the Xid if there is one: `gpu_xid 79`."""
     return fault.code if fault.xid is None else f"{fault.code} {fault.xid}"
 
 
@@ -114,20 +106,13 @@ def recent(history: Iterable[Implication], now: float) -> tuple[Implication, ...
 
 
 def of_fault(fault: NodeFault, history: Sequence[Implication], now: float) -> Remedy:
-    """Return the remedy for a node's fault, by the tables of this module and the node's history.
-
-    If the same fault already caused a reboot within `LEMON_WINDOW_SECONDS`, the remedy is REPLACE instead of REBOOT.
-    """
+    """Return the remedy for a fault. A repeated fault within `LEMON_WINDOW_SECONDS` of a reboot is REPLACE."""
     remedy = _by_kind(fault)
     return Remedy.REPLACE if remedy is Remedy.REBOOT and _was_rebooted(fault, history, now) else remedy
 
 
 def worst(faults: Sequence[NodeFault], history: Sequence[Implication], now: float) -> Finding | None:
-    """Return the most severe fault of a node that requires a reboot or a replacement, or None without such a fault.
-
-    `faults` are the faults of the node, as its live agent reports them. If several faults are equally severe, the
-    result is the first.
-    """
+    """Return the first of the most severe faults of a node that require a reboot or a replacement, or None."""
     for grave in (Remedy.REPLACE, Remedy.REBOOT):
         for fault in faults:
             if of_fault(fault, history, now) is grave:
@@ -150,11 +135,7 @@ def _was_rebooted(fault: NodeFault, history: Sequence[Implication], now: float) 
 
 
 def lemon(node_id: NodeId, history: Iterable[Implication], now: float) -> Lemon | None:
-    """Return why a node is a lemon (in too many incidents, so not used again), or None for any other node.
-
-    The result contains every incident within `LEMON_WINDOW_SECONDS`. It is None for fewer than `LEMON_INCIDENTS`
-    incidents.
-    """
+    """Return why a node is a lemon, with all incidents within `LEMON_WINDOW_SECONDS`, or None."""
     lines = recent(history, now)
     if len({line.incident_id for line in lines}) < LEMON_INCIDENTS:
         return None
@@ -163,9 +144,5 @@ def lemon(node_id: NodeId, history: Iterable[Implication], now: float) -> Lemon 
 
 
 def of_lemon(history: Iterable[Implication], now: float) -> Remedy:
-    """Return the remedy for a lemon (a node with too many incidents in its history).
-
-    The remedy is REPLACE if the node's own live agent reported one of the faults. Otherwise the remedy is RETIRE: the
-    job gives up the node, and a person decides whether to terminate it.
-    """
+    """Return the remedy for a lemon: REPLACE if its own live agent reported a fault, else RETIRE."""
     return Remedy.REPLACE if any(line.is_own_word for line in recent(history, now)) else Remedy.RETIRE

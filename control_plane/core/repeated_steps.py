@@ -1,7 +1,5 @@
 """Compares the steps that a job repeats after a recovery with the same steps before the recovery.
 
-    owners' reports ─▶ digests of the newest sealed steps ──a new generation──▶ digests of earlier steps ─▶ compared
-
 Invariant: pure. A difference needs two digests of the same step and rank, from generations with the same number of
 ranks. A missing digest proves nothing, and leads to no event.
 """
@@ -25,16 +23,7 @@ _NO_DIGEST = bytes(STATE_DIGEST_BYTES)
 def followed(
     before: SealedStates, plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]
 ) -> tuple[SealedStates, tuple[EventDraft, ...]]:
-    """Return the digests with those that the members report, and an event about the first difference.
-
-    Args:
-        before: the digests in the job's record.
-        plan: the plan of the newest generation.
-        reports: the members' reports about this generation.
-
-    Returns:
-        The digests to store, and at most one event per generation.
-    """
+    """Return the digests to store, with those that the members report, and at most one event about a difference."""
     states = _of_generation(before, plan)
     newest = {each.step: bytearray(each.digests) for each in states.newest}
     earlier = {each.step: each.digests for each in states.earlier}

@@ -5,9 +5,6 @@
     a person accepted this base or an older one, for this recovery                     the job continues
     otherwise                                                                          the job holds its nodes and waits
 
-The repeated time is the job's training time so far (its ledger), multiplied by the fraction of its steps that it
-repeats. If the ledger has no training time yet, the time since the job's start is an upper bound.
-
 Invariant: pure. A consent is valid for one recovery only: until the ranks of the next generation start.
 """
 
@@ -23,18 +20,19 @@ from control_plane.core.observed.steps import HolderState, LostHolder, RepeatedW
 from everstep.protocol.ids import FIRST_STEP, NodeId, Step
 
 TRAINED = (Bucket.TRAIN, Bucket.SHORTAGE, Bucket.STALL)
-"""Categories of time in which the ranks worked on steps for the first time, slow steps included."""
+"""Time in which the ranks worked on steps for the first time, slow steps included."""
 
 
 def choice(
     spec: JobSpec, seen: JobObserved, record: JobRecord, base: Step, *, policy: Policy, now: float
 ) -> RepeatedWork | None:
-    """Return the choice that a person must make before the job may restore step `base`, or None without one."""
+    """Return the choice that a person must make before the job may restore step `base`, or None."""
     newest, after = launch.floor_of(spec, seen, record), launch.parent_of(seen)
     is_accepted = record.accepted_after == after and base >= record.accepted_step > -1
     if base >= newest or is_accepted or spec.on_total_loss is OnTotalLoss.RESTART:
         return None
     seconds = repeated_seconds(seen, record, newest, base)
+    # Without training time in the ledger, the time since the job's start is an upper bound.
     bound = now - (record.started_at or record.created_at) if seconds is None else seconds
     if bound <= spec.max_repeated_minutes * 60:
         return None
@@ -54,7 +52,7 @@ def choice(
 
 
 def repeated_seconds(seen: JobObserved, record: JobRecord, newest: Step, base: Step) -> float | None:
-    """Return how long the job trained from `base` to `newest`. None if its ledger has no training time."""
+    """Return the fraction of the training time that leads from `base` to `newest`. None without training time."""
     first = min((link.base_step for link in seen.lineage if link.generation > 0), default=FIRST_STEP)
     trained = sum(record.microseconds.get(each, 0) for each in TRAINED) / 1_000_000
     step_count = max(record.max_boundary, newest) - first
@@ -62,7 +60,6 @@ def repeated_seconds(seen: JobObserved, record: JobRecord, newest: Step, base: S
 
 
 def _holders(seen: JobObserved, record: JobRecord, policy: Policy) -> tuple[LostHolder, ...]:
-    """Return why each node of the newest plan cannot provide a newer step."""
     planned = () if seen.plan is None else tuple(node.node_id for node in seen.plan.nodes)
     gone = {exclusion.node_id for exclusion in record.exclusions}
 

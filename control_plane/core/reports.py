@@ -1,13 +1,7 @@
 """Reports: time, cost and incidents of all jobs and fleets over a time range.
 
-    points of each job's ledger ──┐
-    points of each fleet's ledger ├─ report ─▶ total, buckets, projects, fleets, jobs, causes
-    incidents ────────────────────┘
-
-All sums are integers: microseconds, millionths of a dollar (micro-USD) and counts.
-
-Invariant: the total equals the sum of the buckets, the sum of the projects, and the sum of the jobs. The sum over a
-job's whole life equals the job's own ledger. Idle nodes belong to fleets, and to no project or job.
+Invariant: the total equals the sum of the buckets, of the projects, and of the jobs. The sum over a job's whole life
+equals the job's own ledger. Idle nodes belong to fleets only. All sums are integers.
 """
 
 from __future__ import annotations
@@ -71,9 +65,9 @@ class JobTime:
     fleet_name: str
     ranks_per_node: int
     points: tuple[Ledger, ...]
-    """The job's ledger from its creation to its last update, oldest state first."""
+    """The ledger from the job's creation to its last update, oldest first."""
     cost_micro_usd: int | None
-    """Cost of the node time of the job's whole life. None if its fleet has no price."""
+    """Cost of the node time of the job's whole life."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +76,9 @@ class FleetTime:
 
     name: str
     points: tuple[Ledger, ...]
-    """The stored idle times, oldest first. Empty before the fleet loop has first handled the fleet."""
+    """Oldest first. Empty before the fleet loop has first handled the fleet."""
     price_micro_usd: int | None
-    """Price of one node for one hour. None if the fleet has no price."""
+    """Price of one node for one hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,30 +89,24 @@ class IncidentTime:
     cause: Cause
     failed_at: int
     closed_at: int | None
-    """End of the incident. None while the incident is open."""
     is_given_up: bool = False
     """Whether the job ended or was paused before training had caught up."""
     lost_steps: int
     cost_micro_usd: int | None
-    """Cost of the job's nodes from the failure until training has caught up. None if the fleet has no price."""
+    """Cost of the job's nodes from the failure until training has caught up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentFigures:
-    """Sums over the incidents of one kind (`IncidentKind`) or of one cause.
-
-    An incident and its lost steps count in the time bucket that contains the failure. Its cost is spread over all
-    buckets that the incident overlaps.
-    """
+    """Sums over the incidents of one kind or cause. The cost is spread over all overlapped time buckets."""
 
     count: int
     recovered_count: int
-    """Number of incidents from which training has recovered."""
     recovery_microseconds: int
-    """Total time from the failure until training has caught up, of recovered incidents."""
+    """Time from the failure until training has caught up, summed."""
     recomputed_steps: int
     cost_micro_usd: int | None
-    """Sum of the incidents' costs. None if no incident has a cost."""
+    """None if no incident has a cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,26 +121,26 @@ class Figures:
     unpriced_node_microseconds: int
     """Part of the node time that `cost_micro_usd` leaves out, because the fleet has no price."""
     cost_micro_usd: int | None
-    """Cost of the jobs' node time. None if no fleet has a price."""
+    """None if no fleet has a price."""
     incidents: Mapping[IncidentKind, IncidentFigures]
     idle_microseconds: Mapping[str, int]
-    """Time of nodes without a job by `NodeState`, summed over nodes. Empty for projects and jobs."""
+    """Idle time by `NodeState`, summed over nodes. Empty for projects and jobs."""
     spare_cost_micro_usd: int | None
     other_idle_cost_micro_usd: int | None
 
     @property
     def ettr_ratio(self) -> float | None:
-        """The effective training time ratio (ETTR), without queue time. See `accounting.ettr_ratio`."""
+        """The effective training time ratio without queue time. See `accounting.ettr_ratio`."""
         return accounting.ettr_ratio(self.spent)
 
     @property
     def ettr_with_queue_ratio(self) -> float | None:
-        """The effective training time ratio (ETTR) that counts queue time as wall time. See `accounting.ettr_ratio`."""
+        """The effective training time ratio with queue time as wall time."""
         return accounting.ettr_ratio(self.spent, is_queue_counted=True)
 
     @property
     def mttf_seconds(self) -> float | None:
-        """Mean time to failure (MTTF) in seconds. See `accounting.mean_seconds_to_failure`."""
+        """See `accounting.mean_seconds_to_failure`."""
         return accounting.mean_seconds_to_failure(self.spent, self.incidents[IncidentKind.FAILURE].count)
 
     @property
@@ -186,21 +174,17 @@ class Report:
     total: Figures
     buckets: tuple[BucketFigures, ...]
     projects: tuple[tuple[str, Figures], ...]
-    """Figures by project, the most expensive first."""
+    """The most expensive first."""
     fleets: tuple[tuple[str, Figures], ...]
     jobs: tuple[JobFigures, ...]
-    """The most expensive jobs."""
     other_jobs: Figures
-    """Sums over all jobs that are not among `jobs`."""
     job_count: int
     causes: tuple[tuple[Cause, IncidentFigures], ...]
-    """Sums by cause, the most frequent first."""
+    """The most frequent first."""
 
 
 @dataclass(slots=True)
 class _Groups:
-    """The sums of times, costs and incidents per time bucket, project, fleet, job and cause."""
-
     buckets: list[Sums]
     projects: defaultdict[str, Sums] = field(default_factory=lambda: defaultdict(Counter))
     fleets: defaultdict[str, Sums] = field(default_factory=lambda: defaultdict(Counter))
@@ -210,22 +194,16 @@ class _Groups:
 
 
 def default_period(start: datetime, end: datetime) -> ReportPeriod:
-    """Return the length of a report's time intervals (buckets), so that the range has at most about a hundred."""
+    """Return the length of a report's buckets, so that the range has at most about a hundred."""
     if end - start <= timedelta(days=2):
         return ReportPeriod.HOUR
     return ReportPeriod.DAY if end - start <= timedelta(days=100) else ReportPeriod.WEEK
 
 
 def bounds(start: datetime, end: datetime, period: ReportPeriod) -> tuple[int, ...]:
-    """Return the bounds of the buckets into which a report divides its time range, in Unix microseconds.
+    """Return the bounds of a report's buckets, as ascending multiples of `HOUR` in Unix microseconds.
 
-    Args:
-        start: the time at which the range begins. The function rounds it down to a full hour.
-        end: the time at which the range ends, after `start`. The function rounds it up to a full hour.
-        period: the length of a bucket. The first and the last bucket may be shorter.
-
-    Returns:
-        Ascending multiples of `HOUR`. Two neighbours delimit one bucket.
+    The range is widened to full hours. The first and the last bucket may be shorter.
     """
     first, last = _micro(start) // HOUR * HOUR, -(-_micro(end) // HOUR) * HOUR
     span, origin = _SPAN[period], _MONDAY if period is ReportPeriod.WEEK else 0
@@ -242,18 +220,9 @@ def report(
     now: int,
     max_jobs: int,
 ) -> Report:
-    """Add up the figures of jobs, fleets and incidents over a time range.
+    """Add up the figures of jobs, fleets and incidents between the `bounds`, which `bounds()` returns.
 
-    Args:
-        bounds: bounds of the buckets in Unix microseconds, as the function `bounds` returns them.
-        jobs: all jobs whose life overlaps the range.
-        fleets: fleets whose idle nodes count, including fleets without jobs in the range.
-        incidents: incidents of these jobs whose duration overlaps the range.
-        now: Unix microseconds. An open incident counts until this time.
-        max_jobs: limit of jobs that the report lists. Further jobs count together in `other_jobs`.
-
-    Returns:
-        The report. Buckets without jobs have zeros.
+    An open incident counts until `now` (Unix microseconds). Jobs beyond `max_jobs` count together in `other_jobs`.
     """
     groups = _Groups(buckets=[Counter() for _ in bounds[1:]])
     known = {job.run_id: job for job in jobs}
@@ -332,16 +301,13 @@ def _job_sums(job: JobTime, bounds: Sequence[int]) -> Iterable[Sums]:
 
 
 def _changes(states: Sequence[Ledger]) -> list[dict[str, int]]:
-    """Return by how much each category of a job's time grew between neighbouring states of the job's ledger.
-
-    The states are those at the bounds of a report's hours, days or weeks. When the control plane detects a failure, it
-    moves time, for example from `train` to `detect`. If an hour ended between the failure and its detection, `train`
-    would be negative in the next hour. The function therefore counts the move in the earlier hour.
-    """
+    """Return by how much each category of a job's time grew between neighbouring states of its ledger."""
     found = [
         {name: amount - before.spent.get(name, 0) for name, amount in after.spent.items()}
         for before, after in pairwise(states)
     ]
+    # The detection of a failure moves time, for example from `train` to `detect`. If an hour ended in between, `train`
+    # would be negative in the next hour, so the move counts in the earlier hour.
     for number in range(len(found) - 1, -1, -1):
         later, earlier = found[number], found[number - 1] if number else {}
         for name in [name for name, amount in later.items() if amount < 0]:
@@ -371,7 +337,6 @@ def _idle_sums(fleet: FleetTime, bounds: Sequence[int]) -> Iterable[Sums]:
 
 
 def _incident_sums(incident: IncidentTime, bounds: Sequence[int], now: int) -> Iterable[tuple[int, Sums]]:
-    """Yield (index, sums) for each time bucket that the incident overlaps: the incident's figures in this bucket."""
     start = incident.failed_at
     end = max(start + 1, now if incident.closed_at is None else incident.closed_at)
     cost = incident.cost_micro_usd
@@ -391,10 +356,6 @@ def _incident_sums(incident: IncidentTime, bounds: Sequence[int], now: int) -> I
 
 
 def _at_bounds(points: Sequence[Ledger], bounds: Sequence[int]) -> list[Ledger]:
-    """Return the counters of time at each bound of a report's hours, days or weeks, interpolated between `points`.
-
-    Before the first point and after the last, the counters do not change.
-    """
     moments = [point.at for point in points]
     found: list[Ledger] = []
     for bound in bounds:

@@ -7,13 +7,7 @@
     ReplaceNode   not joined yet   terminated, and another instance is launched
     HoldNode      without a job    held until a ReleaseNode
 
-The node's row stores the request until it is fulfilled. The fleet loop fulfils the request once no job uses the node.
-Until then, the fleet loop assigns the node to no other job.
-
-The API refuses a request that would harm a job or is impossible. If a stored request becomes impossible, it stays
-pending until the fleet can fulfil it again.
-
-Invariant: pure.
+Invariant: pure. A stored request stays pending until the fleet can fulfil it, and the node gets no other job meanwhile.
 """
 
 from __future__ import annotations
@@ -30,7 +24,7 @@ _ENDING = (NodeState.DRAINING, NodeState.GONE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """The stored facts from which `refusal` decides about a person's request: the node, its fleet and its job."""
+    """The stored facts from which `refusal` decides about a person's request."""
 
     node_id: str
     state: NodeState
@@ -39,13 +33,10 @@ class RequestContext:
     fleet_status: FleetStatus
     fleet_reasons: tuple[Reason, ...]
     spare_count: int
-    """Number of the fleet's spares that have no pending request."""
     node_count: int
-    """Number of the fleet's nodes that have not ended."""
     max_node_count: int
     job_name: str = ""
     taken_over_by: str = ""
-    """The person who manages the node's job instead of Everstep. Empty without such a person."""
 
 
 def refusal(asked: NodeRequest, standing: RequestContext) -> RequestRefused | None:

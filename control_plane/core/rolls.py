@@ -4,13 +4,8 @@
                           ▲                            (`core.requests`, `core.moves`)                        │
                           └───────────── the next time at which each job has its full protection ◀────────────┘
 
-A roll makes the requests that a person could make with ReplaceNode or RebootNode. It begins with the next node only
-while each job of the fleet has its full protection (no open incident, and a copy on every holder). It begins with no
-node if more than `max_unavailable` nodes would then be out of service. The roll begins with spares, so that jobs later
-move to nodes that were already replaced or rebooted. A node has one request per roll: if a person cancels the request,
-the roll does not repeat it.
-
-The database stores the roll and its progress, so a roll continues after a restart of the control plane.
+A roll begins with spares, so that jobs move to finished nodes. A node has one request per roll: if a person cancels the
+request, the roll does not repeat it.
 
 Invariant: pure and level-triggered. A second decision on the result of the first one changes nothing.
 """
@@ -34,16 +29,14 @@ _ENDING = (NodeState.DRAINING, NodeState.HELD, NodeState.GONE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollStep:
-    """The result of `decide`: what the fleet loop does now to replace or reboot all nodes of a fleet (a roll)."""
+    """The next actions of the fleet loop for a roll."""
 
     progress: RollProgress
-    """The progress to store. Equals the stored progress if nothing changed."""
+    """Equals the stored progress if nothing changed."""
     begun: tuple[NodeId, ...] = ()
-    """Nodes whose replacement or reboot begins now: the fleet loop stores a request in the row of each."""
     cancelled: tuple[NodeId, ...] = ()
-    """Nodes whose pending request the roll withdraws, because a person has stopped the roll."""
+    """Set because a person has stopped the roll."""
     has_ended: bool = False
-    """Whether the roll ends now: all nodes are finished, or a person has stopped it."""
 
 
 def decide(
@@ -56,20 +49,7 @@ def decide(
     obstacle: causes.Obstacle | None,
     refusal: Callable[[NodeRecord], causes.Obstacle | None],
 ) -> RollStep:
-    """Return which nodes a roll begins to replace or reboot now, and the roll's progress.
-
-    Args:
-        now: Unix seconds.
-        roll: the newest request of a person for a roll, which may have ended.
-        stored: the progress that the previous decision stored. Progress of an earlier roll is ignored.
-        rows: the fleet's nodes that have not ended.
-        unavailable_count: number of nodes that the fleet needs and that are not in service.
-        obstacle: reason why the roll must wait, for example a job without full protection, or None.
-        refusal: returns the reason why the fleet cannot fulfil the roll's request for a node, or None.
-
-    Returns:
-        The progress, and the nodes to replace or reboot now: at most `roll.max_unavailable`.
-    """
+    """Return the roll's progress, and the nodes that it begins to replace or reboot now."""
     known = stored if stored is not None and stored.roll_id == roll.roll_id else RollProgress(roll_id=roll.roll_id)
     if known.ended_at is not None:
         return RollStep(progress=known)
@@ -99,7 +79,6 @@ def _next(
     obstacle: causes.Obstacle | None,
     refusal: Callable[[NodeRecord], causes.Obstacle | None],
 ) -> tuple[tuple[NodeId, ...], causes.Reason]:
-    """Return the nodes that a roll replaces or reboots now, and what the roll does or waits for."""
     room = roll.max_unavailable - max(len(known.current), unavailable_count)
     if not left or roll.is_paused or (room <= 0 and known.current):
         return (), causes.Rolls(reboots=roll.reboots, node_ids=known.current, is_paused=roll.is_paused and bool(left))
@@ -121,7 +100,7 @@ def _next(
 
 
 def _is_finished(row: NodeRecord | None, *, is_requested: bool) -> bool:
-    """Return whether the roll needs no more work on a node: the node was replaced or rebooted, or the roll skips it."""
+    """Return whether the roll needs no more work on a node: it was replaced or rebooted, or the roll skips it."""
     if row is None or row.state is NodeState.GONE:
         return True
     if is_requested:
@@ -130,7 +109,7 @@ def _is_finished(row: NodeRecord | None, *, is_requested: bool) -> bool:
 
 
 def status(roll: FleetRoll, progress: RollProgress) -> RollStatus:
-    """Return the status of a roll (replacement or reboot of all nodes of a fleet), as the API shows it."""
+    """Return the status of a roll, as the API shows it."""
     if progress.ended_at is not None:
         return RollStatus.COMPLETED if set(roll.node_ids) <= set(progress.finished) else RollStatus.STOPPED
     if roll.is_stopped:
@@ -139,16 +118,13 @@ def status(roll: FleetRoll, progress: RollProgress) -> RollStatus:
 
 
 def request_of(roll: FleetRoll, node_id: NodeId) -> Requested:
-    """Return the request (REBOOT or REPLACE) that a roll, which covers all nodes of a fleet, makes for a node."""
+    """Return the request (REBOOT or REPLACE) that a roll makes for a node."""
     kind = NodeRequest.REBOOT if roll.reboots else NodeRequest.REPLACE
     return Requested(request=kind, node_id=node_id, by=roll.requested_by, note=roll.reason, is_roll=True)
 
 
 def is_rolled(row: NodeRecord) -> bool:
-    """Return whether the fleet terminates a node because a roll replaces its instance.
-
-    The hourly limit of replacements does not count such terminations.
-    """
+    """Return whether a roll replaces the instance of a node. The hourly limit does not count it."""
     return row.state is NodeState.DRAINING and isinstance(row.reason, Requested) and row.reason.is_roll
 
 
@@ -157,15 +133,7 @@ def _has_request(row: NodeRecord) -> bool:
 
 
 def obstacle_of(job: FleetJob, nodes: Sequence[NodeObserved]) -> causes.Obstacle | None:
-    """Return why a job's state forbids to replace or reboot another node of its fleet now, or None.
-
-    Args:
-        job: a job of the fleet, in any state.
-        nodes: the nodes that are assigned to the job, with their agents' reports.
-
-    Returns:
-        None if the job was never launched, or if it trains without an open incident and every holder has its copies.
-    """
+    """Return why a job's state forbids to replace or reboot another node of its fleet now, or None."""
     if job.state not in LAUNCHED_JOBS:
         return None
     if job.state is not JobState.RUNNING:

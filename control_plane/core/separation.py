@@ -1,14 +1,11 @@
 """Rearranges a job's placement groups so that each shard has copies in two failure domains, with few changes.
 
-A placement group is a set of nodes that hold each other's shards. It is not an EC2 placement group. In a group of
-`copies` nodes, each node holds the shards of all members. If the last group has more nodes, it is a ring: each member
-holds its own shard and the shards of its `copies - 1` predecessors. A shard is exposed if all its holders share one
-domain, because the loss of that domain loses the shard. The solver exchanges two nodes at a time. Every exchange lowers
-the number of exposed shards. Among equally good exchanges, the solver prefers the exchange that changes the fewest
-shards.
+A placement group is a set of nodes that hold each other's shards, not an EC2 placement group. If the last group has
+more than `copies` nodes, it is a ring: each member holds its own shard and those of its `copies - 1` predecessors. A
+shard is exposed if all its holders share one domain. The solver exchanges two nodes at a time. Every exchange lowers
+the number of exposed shards, with the fewest changes.
 
-Invariant: groups without exposed shards change only if they take part in an exchange that lowers the number of exposed
-shards.
+Invariant: groups without exposed shards change only if they take part in such an exchange.
 """
 
 from __future__ import annotations
@@ -21,25 +18,13 @@ from typing import TypeVar
 
 Member = TypeVar("Member")
 Group = tuple[int, ...]
-"""GROUP_RANKs of a placement group's members, which hold each other's shards.
-
-In a ring (a group of more than `copies` nodes), each member and its successors hold the member's shard.
-"""
+"""GROUP_RANKs of a placement group's members. In a ring, each member and its successors hold its shard."""
 Option = dict[int, tuple[int, ...]]
 """A possible exchange: the new members of each changed group, by the group's index."""
 Rank = tuple[int, int]
-"""Sort key of an exchange: number of exposed shards afterwards, then number of changed shards. The lowest is best.
-
-A shard is exposed if all its holders are in one failure domain. It is changed if its holders differ from the original
-placement.
-"""
+"""Sort key of an exchange, lowest first: exposed shards afterwards, then shards with changed holders."""
 PARTNERS = 16
-"""Number of groups with which the solver tries to exchange nodes of the last group, if that group is a ring.
-
-A ring has more than `copies` nodes.
-
-The solver tries the most suitable groups first.
-"""
+"""Number of groups, most suitable first, with which the solver tries to exchange nodes of the ring."""
 
 
 def holders_in(group: tuple[Member, ...], position: int, copies: int) -> tuple[Member, ...]:
@@ -48,18 +33,10 @@ def holders_in(group: tuple[Member, ...], position: int, copies: int) -> tuple[M
 
 
 def separate(groups: Sequence[Group], copies: int, domains: Sequence[str]) -> tuple[Group, ...]:
-    """Return the groups with as few exposed shards (all holders in one domain) and as few changes as possible.
+    """Return the groups, in the same order and sizes, with as few exposed shards and changes as possible.
+    Deterministic.
 
-    The function is deterministic.
-
-    Args:
-        groups: placement groups (nodes that hold each other's shards), with every GROUP_RANK once. All groups have
-            `copies` members, except that the last may have up to `2 * copies - 1`.
-        copies: m, at least 1.
-        domains: the failure domain of each node, by GROUP_RANK.
-
-    Returns:
-        The new groups, in the same order and with the same sizes.
+    All groups have `copies` members, except that the last may have up to `2 * copies - 1`.
     """
     search = _Search(list(groups), copies, domains)
     if copies > 1:
@@ -74,12 +51,10 @@ class _Search:
     copies: int
     domains: Sequence[str]
     original: dict[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])
-    """The holders of each shard before the first exchange."""
     touched: set[int] = field(default_factory=set[int])
-    """Indexes of groups that took part in an exchange."""
 
     def is_improved(self) -> bool:
-        """Exchange nodes so that fewer shards have all holders in one domain. Return False if that is impossible."""
+        """Exchange nodes so that fewer shards are exposed. Return False if that is impossible."""
         before = self.exposed_count
         if before:
             self.original = self.original or {
@@ -96,35 +71,30 @@ class _Search:
         return sum(self.exposed(group) for group in self.groups)
 
     def exposed(self, group: Group) -> int:
-        """Return how many shards of a group (nodes that hold each other's shards) have all holders in one domain."""
         if len(group) == self.copies:
             return len(group) if self.domain_of_all(group) is not None else 0
         shards = (holders_in(group, position, self.copies) for position in range(len(group)))
         return sum(self.domain_of_all(holders) is not None for holders in shards)
 
     def domain_of_all(self, nodes: Group) -> str | None:
-        """Return the failure domain that contains all these nodes, or None if no single domain contains them."""
         first = self.domains[nodes[0]]
         return first if all(self.domains[node] == first for node in nodes) else None
 
     def changed(self, group: Group) -> int:
-        """Return how many shards of the group's nodes now have other holders than in the original placement."""
         return sum(
             frozenset(holders_in(group, position, self.copies)) != self.original[node]
             for position, node in enumerate(group)
         )
 
     def outside(self, index: int, domain: str) -> int:
-        """Return how many nodes of `groups[index]` are in another failure domain than `domain`."""
         return sum(self.domains[node] != domain for node in self.groups[index])
 
     @property
     def ring(self) -> int | None:
-        """The index of the last group if this group is a ring (has more than `copies` nodes), else None."""
+        """The index of the last group if this group is a ring, else None."""
         return len(self.groups) - 1 if len(self.groups[-1]) > self.copies else None
 
     def mend_ring(self) -> None:
-        """Reorder the last group if it is a ring, or exchange its nodes, while that leaves fewer shards exposed."""
         ring = self.ring
         while ring is not None and self.exposed(self.groups[ring]):
             options = [*self.orders(ring), *self.exchanges_of(ring)]
@@ -132,7 +102,6 @@ class _Search:
                 return
 
     def orders(self, ring: int) -> Iterator[Option]:
-        """Yield each order of the ring's nodes in which one node moves or two nodes change places."""
         group = self.groups[ring]
         for i in range(len(group)):
             for j in range(len(group)):
@@ -143,10 +112,7 @@ class _Search:
                     yield {ring: _with(_with(group, i, group[j]), j, group[i])}
 
     def exchanges_of(self, ring: int) -> Iterator[Option]:
-        """Yield exchanges of nodes between the ring and `PARTNERS` other groups.
-
-        Groups with exposed shards (with all holders in one failure domain) come first.
-        """
+        """Yield exchanges of nodes between the ring and `PARTNERS` other groups, exposed ones first."""
         common = Counter(self.domains[node] for node in self.groups[ring]).most_common(1)[0][0]
 
         def promise(index: int) -> tuple[bool, bool, int, int]:
@@ -174,11 +140,7 @@ class _Search:
                     yield {one: _with(self.groups[one], i, theirs), other: _with(self.groups[other], j, mine)}
 
     def apply_best(self, options: Sequence[Option]) -> bool:
-        """Apply the option after which the fewest shards have all holders in one failure domain (are exposed).
-
-        Among equal options, the method applies the one that changes the holders of the fewest shards. Return False,
-        without a change, if no option lowers the number of exposed shards.
-        """
+        """Apply the option that exposes the fewest shards, with the fewest changes. Return False if none helps."""
 
         def rank(option: Option) -> Rank:
             exposed = sum(self.exposed(group) - self.exposed(self.groups[index]) for index, group in option.items())
@@ -198,11 +160,6 @@ class _Search:
             self.touched.add(index)
 
     def mend_whole_groups(self) -> None:
-        """Exchange nodes of each exposed group of `copies` nodes: a group with all nodes in one failure domain.
-
-        First, exposed groups of different domains exchange nodes with each other. The remaining exposed groups exchange
-        nodes with the groups that have the most nodes outside their domain.
-        """
         exposed = defaultdict[str, list[int]](list)
         for index, group in enumerate(self.groups):
             if len(group) == self.copies and (domain := self.domain_of_all(group)) is not None:
@@ -211,6 +168,7 @@ class _Search:
             return
         largest = [(-len(indexes), domain) for domain, indexes in exposed.items()]
         heapify(largest)
+        # Exposed groups of different domains exchange with each other first. The rest borrow.
         while len(largest) > 1:
             pair = [heappop(largest)[1] for _ in range(2)]
             self.apply(next(self.exchanges(*(exposed[domain].pop() for domain in pair))))
@@ -222,11 +180,7 @@ class _Search:
             self.borrow(exposed[domain], domain)
 
     def borrow(self, exposed: Sequence[int], domain: str) -> None:
-        """Exchange one node of each group in `exposed` for a node of another group that is outside `domain`.
-
-        All nodes of the groups in `exposed` are in the failure domain `domain`. The other group keeps at least one node
-        outside this domain.
-        """
+        """Exchange one node of each group in `exposed` for a node outside `domain`, which all of them share."""
         spare = {
             index: self.outside(index, domain) - 1
             for index, group in enumerate(self.groups)

@@ -1,14 +1,6 @@
-"""Sorts incidents of the same cause by how much they have in common with a given incident.
+"""Sorts incidents of the same cause by what they share with a given incident: instance, instance type, fleet.
 
-    shared with the given incident        place
-    an instance                           first
-    an instance type                      second
-    the fleet                             third
-    the cause only                        last
-
-Among incidents in the same place, the newest is first.
-
-Invariant: pure. An incident is never similar to itself.
+Invariant: pure. Among equally similar incidents, the newest is first. An incident is never similar to itself.
 """
 
 from __future__ import annotations
@@ -32,7 +24,7 @@ class Candidate:
 
     incident_id: str
     opened_at: float
-    """Time at which the incident was opened, in Unix seconds."""
+    """Unix seconds."""
     instance_ids: frozenset[str]
     """Instances on which the failure occurred, and instances that the job lost."""
     instance_types: frozenset[str]
@@ -41,10 +33,7 @@ class Candidate:
 
 
 def likeness(one: Candidate, other: Candidate) -> tuple[Likeness, ...]:
-    """Return the properties that two incidents share, in the order of `Likeness`.
-
-    `likeness(a, b)` equals `likeness(b, a)`.
-    """
+    """Return the properties that two incidents share, in the order of `Likeness`."""
     shares = {
         Likeness.INSTANCE: bool(one.instance_ids & other.instance_ids),
         Likeness.INSTANCE_TYPE: bool(one.instance_types & other.instance_types),
@@ -56,16 +45,7 @@ def likeness(one: Candidate, other: Candidate) -> tuple[Likeness, ...]:
 def ranked(
     incident: Candidate, others: Iterable[Candidate], *, limit: int
 ) -> tuple[tuple[Candidate, tuple[Likeness, ...]], ...]:
-    """Return the incidents that are most like `incident`, each with the properties that it shares with `incident`.
-
-    Args:
-        incident: the incident with which `others` are compared.
-        others: incidents of the same cause and project, in any order. The given incident may be among them.
-        limit: maximum number of returned incidents.
-
-    Returns:
-        At most `limit` incidents, the most similar first.
-    """
+    """Return at most `limit` incidents, the most similar first, each with the properties that it shares."""
     found = [(other, likeness(incident, other)) for other in others if other.incident_id != incident.incident_id]
     found.sort(key=lambda each: (*(kind not in each[1] for kind in Likeness), -each[0].opened_at, each[0].incident_id))
     return tuple(found[:limit])

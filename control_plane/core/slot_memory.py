@@ -3,8 +3,6 @@
     copies m:  slots · m         × the state of the node's ranks      own shards, and m - 1 copies for other nodes
     parity g:  slots · g/(g - 1) × the state of the node's ranks      own shards, and one share per rank
 
-`slots` is the number of slots per shard, and g is the number of nodes in a parity group.
-
 Invariant: agents reserve slots by the same rule (docs/design.md#slots).
 """
 
@@ -16,7 +14,7 @@ from control_plane.core.observed.specs import JobSettings
 from everstep.protocol.slot import CHUNK_BYTES
 
 COPIES_TO_COMPARE = 2
-"""Number of copies with which the preview of a job with parity compares the memory (CopiesMemoryRatio)."""
+"""The preview of a job with parity compares the memory with this number of copies."""
 
 
 def slots_per_shard(settings: JobSettings) -> int:
@@ -31,10 +29,7 @@ def slots_per_node(settings: JobSettings) -> int:
 
 
 def memory_ratio(settings: JobSettings) -> Fraction:
-    """Return the memory of a node's slots as a multiple of the state of the node's ranks.
-
-    A share has 1/(g - 1) of the size of a shard, where g is the number of nodes in a parity group.
-    """
+    """Return the memory of a node's slots as a multiple of the state of the node's ranks."""
     size = settings.parity_group_size
     return slots_per_shard(settings) * (Fraction(settings.copies) if size is None else Fraction(size, size - 1))
 
@@ -50,11 +45,8 @@ def needed_bytes(settings: JobSettings, shard_bytes: int) -> int:
 
 
 def largest_shard_bytes(settings: JobSettings, node_bytes: int) -> int:
-    """Return the largest state per rank, in bytes, whose slots fit into `node_bytes` bytes.
-
-    With parity, the function reserves one more chunk per slot: a share consists of whole chunks, so it may be one chunk
-    larger than 1/(g - 1) of a shard, where g is the number of nodes in a parity group.
-    """
+    """Return the largest state per rank, in bytes, whose slots fit into `node_bytes` bytes."""
     slots = slots_per_shard(settings) * settings.ranks_per_node
+    # A share consists of whole chunks, so it may be one chunk larger than 1/(g - 1) of a shard.
     rounding = 0 if settings.parity_group_size is None else slots * CHUNK_BYTES
     return max(0, int((node_bytes - rounding) / (memory_ratio(settings) * settings.ranks_per_node)))

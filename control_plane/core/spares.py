@@ -1,23 +1,14 @@
 """The number of spares of a fleet: a fixed count, or the smallest count for a wanted probability.
 
-The user can specify the probability with which a failure finds a free spare. A spare that replaces a lost node is
-missing until another instance has joined the fleet.
-
     λ      failures per second of one working node
     n      number of working nodes
     R      mean seconds from the loss of a node until another instance has joined
     ρ      λ·n·R, the mean number of replacements under way
     P(s)   probability that a failure finds one of s spares free: P(Poisson(ρ) ≤ s − 1)
 
-The fleet keeps the smallest s with P(s) ≥ Probability. The formula assumes that failures form a Poisson process of rate
-λ·n. By Palm's theorem, the number of replacements under way is then Poisson with mean ρ, whatever the distribution of
-replacement times.
-
-λ is the upper 95 % confidence bound on the failure rate: at this rate, the observed number of failures or fewer would
-occur with a probability of 5 %. One failure in 154 node-days (the rate of Meta's cluster RSC-1) is added to the
-observations as a prior. From five failures on, λ is the higher of two bounds: with and without the prior. Without the
-second bound, the prior's 154 node-days would hide the failures of a new fleet that fails ten times a day. R is the mean
-of the measured times and of three prior times of 7 minutes, the longest in GEMINI.
+By Palm's theorem, the number of replacements under way is Poisson with mean ρ, whatever the distribution of their
+times. λ is the upper 95 % confidence bound of the failure rate, with one failure in 154 node-days (Meta's cluster
+RSC-1) as a prior. R is the mean of the measured times and of three prior times of 7 minutes, the longest in GEMINI.
 
 Invariant: pure. More failures, longer replacements, more nodes or a higher probability never give fewer spares. Source:
 Palm 1938; Feeney and Sherbrooke 1966 ((s − 1, s) policy); Garwood 1936 (the interval); Kokolis et al., HPCA'25 (6.5
@@ -34,34 +25,18 @@ from control_plane.core.observed.fleets import FleetHistory, FleetSpec
 PRIOR_FAILURES = 1
 PRIOR_NODE_SECONDS = 154 * 86_400.0
 ENOUGH_FAILURES = 5
-"""Number of observed failures from which on the fleet also estimates the failure rate without the prior.
-
-The fleet plans for the higher of the two rates.
-"""
+"""The fleet plans for the higher of the rates with and without the prior from so many failures on."""
 PRIOR_REPLACEMENTS = 3
 PRIOR_REPLACEMENT_SECONDS = 420.0
 DOUBT = 0.05
-"""The probability, which the fleet accepts, that the true failure rate is above the estimated rate."""
+"""Accepted probability that the true failure rate is above the estimated rate."""
 MOST_SPARES = 1_000
 NEGLIGIBLE_DEVIATIONS = 10
-"""The sum of Poisson terms starts this many standard deviations below the mean.
-
-All smaller values together have a probability below e^-50 (Chernoff bound).
-"""
+"""The sum of Poisson terms starts this many standard deviations below the mean (below e^-50, Chernoff bound)."""
 
 
 def spare_count(spec: FleetSpec, history: FleetHistory, working_count: int) -> int:
-    """Return how many connected nodes a fleet keeps in addition to the nodes of its jobs.
-
-    Args:
-        spec: the fleet's specification, with a spare count or a probability.
-        history: failures and replacements that the fleet has observed.
-        working_count: the number of nodes that jobs hold or wait for.
-
-    Returns:
-        The specified count, or the smallest count with which at least one spare is free at a failure with the specified
-        probability.
-    """
+    """Return how many connected nodes a fleet keeps besides the `working_count` nodes that jobs hold or wait for."""
     if spec.spare_probability is None:
         return max(0, spec.spare_count)
     under_way = failures_per_node_second(history) * working_count * replacement_seconds(history)
@@ -69,39 +44,26 @@ def spare_count(spec: FleetSpec, history: FleetHistory, working_count: int) -> i
 
 
 def free_probability(count: int, under_way: float) -> float:
-    """Return the probability that at least one of `count` spares is free when a failure occurs.
-
-    `under_way` is the mean number of replacements under way.
-    """
+    """Return the probability that one of `count` spares is free while `under_way` replacements are, on average."""
     return _poisson_at_most(count - 1, under_way) if count > 0 else 0.0
 
 
 def failures_per_node_second(history: FleetHistory) -> float:
-    """Return the failure rate to plan for, as an upper confidence bound.
-
-    The bound is computed from the fleet's history plus an assumed history (`PRIOR_FAILURES`, `PRIOR_NODE_SECONDS`). A
-    second bound is computed from the fleet's history alone. Once this history has `ENOUGH_FAILURES` failures, the
-    function returns the higher of the two bounds.
-    """
+    """Return the failure rate to plan for, as an upper confidence bound."""
     lost, worked = history.lost_node_count, history.node_seconds
     reckoned = most_expected(lost + PRIOR_FAILURES) / (worked + PRIOR_NODE_SECONDS)
+    # The prior's 154 node-days would hide the failures of a new fleet that fails ten times a day.
     return max(reckoned, most_expected(lost) / max(worked, 1.0)) if lost >= ENOUGH_FAILURES else reckoned
 
 
 def replacement_seconds(history: FleetHistory) -> float:
-    """Return the mean time in seconds until a lost node has a replacement that is ready.
-
-    The time includes the wait for capacity, the instance's boot and its agent's connection.
-    """
+    """Return the mean seconds until a lost node's replacement is connected, with the wait for capacity."""
     total = history.replacement_seconds + PRIOR_REPLACEMENTS * PRIOR_REPLACEMENT_SECONDS
     return total / (history.replacement_count + PRIOR_REPLACEMENTS)
 
 
 def most_expected(seen: int) -> float:
-    """Return an upper bound of the expected number of events, after `seen` events were observed.
-
-    With this number as its mean, a Poisson process has `seen` or fewer events with probability `DOUBT` only.
-    """
+    """Return the mean at which a Poisson process has `seen` or fewer events with probability `DOUBT` only."""
     low, high = float(seen), 2.0 * seen + 20.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -110,11 +72,8 @@ def most_expected(seen: int) -> float:
 
 
 def _poisson_at_most(count: int, mean: float) -> float:
-    """Return P(Poisson(mean) ≤ count).
-
-    The function sums the terms by their logarithms, because exp(-mean) underflows at a mean of 745.
-    """
     if mean == 0:
         return 1.0
     first, log_mean = max(0, int(mean - NEGLIGIBLE_DEVIATIONS * sqrt(mean))), log(mean)
+    # Sum the terms by their logarithms, because exp(-mean) underflows at a mean of 745.
     return min(1.0, fsum(exp(number * log_mean - mean - lgamma(number + 1)) for number in range(first, count + 1)))

@@ -1,7 +1,6 @@
 """States and transition tables of jobs, nodes and incidents.
 
-Invariant: a stored state changes only through `advance` and its table. The statuses that users see are derived from the
-stored state and never stored.
+Invariant: a stored state changes only through `advance` and its table. The statuses that users see are derived.
 """
 
 from __future__ import annotations
@@ -288,26 +287,14 @@ LAUNCHED_JOBS = frozenset(
 )
 """States in which a job has a generation. Nodes may then hold the job's state."""
 RUNNING_JOBS = frozenset({JobState.RUNNING, JobState.PAUSING, JobState.STOPPING})
-"""States in which a job's ranks run."""
 HOLDING_JOBS = LAUNCHED_JOBS | {JobState.ALLOCATING}
 """States in which a job's nodes count towards the fleet's desired capacity."""
 
 
 def advance(table: Mapping[tuple[S, E], S], entity: str, state: S, event: E, story: tuple[str, ...] = ()) -> S:
-    """Return the state after `event`.
+    """Return the state after `event`, which may equal `state`.
 
-    Args:
-        table: one of this module's transition tables.
-        entity: name of the object (job, node or incident) for the error message, for example `job gpt`.
-        state: state of the object before the event.
-        event: event that has happened to the object.
-        story: the reasons of the object's earlier transitions. Only the error message uses them.
-
-    Returns:
-        The next state. It may equal `state`.
-
-    Raises:
-        InvalidTransition: the table has no transition for this state and event.
+    Raises InvalidTransition, with `entity` and the reasons of earlier transitions (`story`), if the table has no entry.
     """
     try:
         return table[state, event]
@@ -384,11 +371,7 @@ _SECONDARY = {
 
 
 def training_job_status(state: JobState, *, is_stop_requested: bool = False) -> TrainingJobStatus:
-    """Return the `TrainingJobStatus` of a job.
-
-    `is_stop_requested` is true if a user requested a stop and the job has not ended. The status shows such a stop
-    immediately.
-    """
+    """Return the `TrainingJobStatus` of a job, which shows a requested stop immediately."""
     status = _STATUS.get(state, TrainingJobStatus.IN_PROGRESS)
     return TrainingJobStatus.STOPPING if is_stop_requested and status is TrainingJobStatus.IN_PROGRESS else status
 
@@ -403,22 +386,7 @@ def secondary_status(
     is_pause_requested: bool = False,
     has_older_checkpoint: bool = False,
 ) -> SecondaryStatus:
-    """Return the `SecondaryStatus` of a job, which has more values than `TrainingJobStatus`.
-
-    Args:
-        state: state of the job as stored.
-        has_started: whether the job has ever been launched on nodes.
-        has_stepped: whether any launch of the job has completed a step.
-        is_stepping: whether the newest launch has completed a new step.
-        is_stop_requested: whether a stop was requested and the job has not ended.
-        is_pause_requested: whether a person paused the job and has not resumed it.
-        has_older_checkpoint: whether the final checkpoint of an ended job lies before its last step.
-
-    Returns:
-        The status. The status shows a requested stop or pause immediately. A launch counts as training from its first
-        new step on. Before that step, the status is Starting, or Restarting if the job has completed steps before. A
-        started job that waits for nodes again has the status Interrupted.
-    """
+    """Return the `SecondaryStatus` of a job, which shows a requested stop or pause immediately."""
     if state is JobState.COMPLETED and has_older_checkpoint:
         return SecondaryStatus.COMPLETED_WITH_OLDER_CHECKPOINT
     if state in ENDED_JOBS:

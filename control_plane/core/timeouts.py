@@ -1,12 +1,7 @@
-"""The ladder of timeouts: all timeouts that are multiples of `detection_seconds` (docs/design.md#timeouts).
+"""The ladder of timeouts: all timeouts (rungs) that are multiples of `detection_seconds` (docs/design.md#timeouts).
 
-A rung is one timeout of the ladder. The ladder orders the rungs from short to long.
-
-The module also contains fixed limits of the control plane, which depend on AWS, devices or people, each with its
-reason.
-
-Invariant: no rung is shorter than the rung before it. A lower layer of the system therefore gives up before a higher
-layer acts. A fixed limit that names a rung in `outlasts` is at least as long as that rung.
+Invariant: no rung is shorter than the rung before it, so a lower layer gives up before a higher layer acts. A fixed
+limit that names a rung in `outlasts` is at least as long as that rung.
 """
 
 from __future__ import annotations
@@ -21,10 +16,9 @@ from everstep.protocol.plan import Timeouts
 class _Rung(NamedTuple):
     name: str
     times: int
-    """The timeout as a multiple of `detection_seconds`."""
+    """A multiple of `detection_seconds`."""
     meaning: str
     reason: str
-    """Why the timeout is longer than the previous timeout and shorter than the next timeout."""
 
 
 class _Fixed(NamedTuple):
@@ -32,9 +26,8 @@ class _Fixed(NamedTuple):
     seconds: float
     meaning: str
     reason: str
-    """Why the limit does not depend on `detection_seconds`."""
     outlasts: str = ""
-    """Name of a rung (timeout of the ladder) that must not be longer than this limit. Empty without such a rung."""
+    """Name of a rung that must not be longer than this limit, or empty."""
 
 
 HELLO_SECONDS = 10.0
@@ -97,7 +90,6 @@ FIXED = (
         "instances take minutes to boot, and a reboot may take this long",
     ),
 )
-"""All limits that do not depend on `detection_seconds`."""
 
 _RUNGS = (
     _Rung(
@@ -176,22 +168,13 @@ _RUNGS = (
         "compilation, downloads and first evaluations take minutes; torch allows a collective 600 s",
     ),
 )
-"""All timeouts of the ladder, shortest first. docs/reference/timeouts.md is generated from this table."""
+"""Shortest first. docs/reference/timeouts.md is generated from this table."""
 
 
 def ladder(detection_seconds: float) -> Timeouts:
-    """Return all timeouts that follow from one detection time.
+    """Return all timeouts that follow from the detection time.
 
-    Args:
-        detection_seconds: the target time in seconds to detect a failure. Every timeout of the ladder is a multiple of
-            this time.
-
-    Returns:
-        The ladder, as the control plane sends it to agents and stores it in plans.
-
-    Raises:
-        InvalidTimeouts: `detection_seconds` is not a positive, finite number, or a timeout of the ladder exceeds a
-            fixed limit.
+    Raises InvalidTimeouts if `detection_seconds` is not a positive, finite number, or a rung exceeds a fixed limit.
     """
     if not 0 < detection_seconds < float("inf"):
         raise InvalidTimeouts(f"detection_seconds is {detection_seconds}; it must be a positive number")
@@ -204,17 +187,9 @@ def ladder(detection_seconds: float) -> Timeouts:
 
 
 def check(timeouts: Timeouts) -> Timeouts:
-    """Check that the timeouts are in ascending order, and that none is longer than a fixed limit that must outlast it.
+    """Return the timeouts if they ascend, and none is longer than a fixed limit that must outlast it.
 
-    Args:
-        timeouts: the timeouts that are multiples of the detection time, in seconds. `_RUNGS` has their order.
-
-    Returns:
-        `timeouts`, unchanged.
-
-    Raises:
-        InvalidTimeouts: a timeout is shorter than the timeout before it, or longer than a fixed limit that must outlast
-            it. The message contains both names and values.
+    Raises InvalidTimeouts, with both names and values, if a timeout is shorter than the one before it, or too long.
     """
     below_name, below = "detection", timeouts.detection_seconds
     for rung in _RUNGS:
@@ -232,28 +207,19 @@ def check(timeouts: Timeouts) -> Timeouts:
 
 
 def grace_seconds(timeouts: Timeouts) -> float:
-    """Return for how many seconds after its start a control plane ignores silence.
-
-    Agents need this time to reconnect.
-    """
+    """Return for how many seconds after its start a control plane ignores silence, so that agents can reconnect."""
     return timeouts.lease_seconds + 2 * timeouts.detection_seconds
 
 
 def rungs(timeouts: Timeouts) -> tuple[str, ...]:
-    """Return a line of text for each timeout that follows from `detection_seconds`, shortest timeout first.
-
-    The server prints these lines at its start.
-    """
+    """Return a line of text for each rung, shortest first. The server prints these lines at its start."""
     return tuple(
         f"{getattr(timeouts, f'{rung.name}_seconds'):>8.1f} s  {rung.name:<20}  {rung.meaning}" for rung in _RUNGS
     )
 
 
 def explained(timeouts: Timeouts) -> tuple[str, ...]:
-    """Return all timeouts that are multiples of `detection_seconds`, then the fixed limits, each with its reason.
-
-    `everstep server --print-timeouts` prints these lines. docs/reference/timeouts.md is generated from them.
-    """
+    """Return lines about all rungs and fixed limits, each with its reason, for `everstep server --print-timeouts`."""
     meaning = "the one setting: the time after which silence is noticed; all rungs are multiples of it"
     first = f"{timeouts.detection_seconds:>8.1f} s  {'detection_seconds':<20}  {meaning}"
     figures = zip(rungs(timeouts), _RUNGS, strict=True)

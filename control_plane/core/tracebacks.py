@@ -1,7 +1,4 @@
-"""Reads the Python traceback at the end of a rank's stderr: the exception, and the line that raised it.
-
-Invariant: pure.
-"""
+"""Reads the Python traceback at the end of a rank's stderr: the exception, and the line that raised it. Pure."""
 
 from __future__ import annotations
 
@@ -11,18 +8,13 @@ _RANK = re.compile(r"^\[rank\d+\]: ?")
 """Prefix with which torch prints each line of a traceback, and its own warnings after it."""
 _EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Iteration)(?:: .*)?")
 _RAISED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*(?::|$)")
-"""Pattern of the first line after the frames of a traceback. Frames are indented."""
 _FRAME = re.compile(r'File "(?P<path>[^"\n]+)", line (?P<line>\d+)')
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
-"""Substrings of the paths of code that does not belong to the job: packages, the standard library, generated code."""
+"""These substrings mark paths of packages, the standard library and generated code."""
 
 
 def exception(lines: str) -> str | None:
-    """Return the exception (class and message) that ends a rank's lines, or None if they end with anything else.
-
-    Of a message with several lines, the result has the first. The further lines are indented, or have torch's prefix.
-    Other lines after a traceback show that the script went on, so its exception is not the end.
-    """
+    """Return the first line of the exception (class and message) that ends a rank's lines, or None."""
     rows = lines.rstrip().splitlines()
     bare = [_RANK.sub("", row) for row in rows]
     if bare and (found := _EXCEPTION.fullmatch(bare[-1].strip())) is not None:
@@ -30,6 +22,7 @@ def exception(lines: str) -> str | None:
     begins = [number for number, row in enumerate(bare) if row.startswith("Traceback (")]
     for number in range(begins[-1] + 1, len(rows)) if begins else ():
         if _RAISED.match(bare[number]):
+            # Further lines of the message are indented, or have torch's prefix. Others show that the script went on.
             is_end = all(row[:1].isspace() or _RANK.match(row) for row in rows[number + 1 :])
             return bare[number] if is_end else None
     return None

@@ -25,10 +25,7 @@ class VerdictKind(StrEnum):
 class DamageKind(StrEnum):
     """The way in which an object differs from the manifest.
 
-    - MISSING: the store lists other objects of the run, but not this object.
-    - SIZE: the object has another size.
     - HEADER: the object's header cannot be read, or describes another shard.
-    - CONTENT: the object has other bytes.
     - MANIFEST: the manifest in S3 differs from the manifest that the control plane wrote.
     - RECORD: the control plane's own copy of the manifest cannot be decoded.
     - LOADED: agents that loaded the object found other bytes.
@@ -51,7 +48,7 @@ class Damage:
 
     kind: DamageKind
     rank: int | None = None
-    """The rank whose shard cannot be restored. None if the damage concerns the whole checkpoint."""
+    """None if the damage concerns the whole checkpoint."""
     detail: str = ""
 
     def __str__(self) -> str:
@@ -65,7 +62,6 @@ class CheckpointVerdict:
 
     kind: VerdictKind = VerdictKind.INTACT
     damage: tuple[Damage, ...] = ()
-    """What is wrong. Empty if the checkpoint is intact."""
 
     @classmethod
     def of(cls, *damage: Damage) -> CheckpointVerdict:
@@ -104,18 +100,7 @@ def blocked(
     *,
     longest_seconds: float = LONGEST_PAUSE_SECONDS,
 ) -> Blocked:
-    """Return the wait after another failed attempt.
-
-    Args:
-        before: the wait before the attempt, or None.
-        obstacle: the reason why the attempt failed.
-        detail: the message in which AWS states the reason.
-        now: Unix seconds.
-        longest_seconds: limit of the pause before the next attempt. The pause doubles with each attempt.
-
-    Returns:
-        The wait, with the time of the next attempt.
-    """
+    """Return the wait after another failed attempt. The pause doubles with each attempt, up to `longest_seconds`."""
     since, count = (now, 0) if before is None else (before.since, before.attempt_count)
     pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(count, 16), longest_seconds)
     return Blocked(obstacle=obstacle, since=since, attempt_count=count + 1, next_attempt_at=now + pause, detail=detail)

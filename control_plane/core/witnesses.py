@@ -6,8 +6,8 @@
     two readers, out of reach in two loads the source is lost: plans no longer use it
     the verifier then reads it intact      the reports no longer count, and the node is at fault
 
-A *reader* is a node. A *state* is a step of one generation, either in the memory of nodes or in S3. Two readers of two
-shards of one state count together, because two faulty nodes at once are less likely than one wrong state.
+A *state* is a step of one generation, either in the memory of nodes or in S3. Two readers of two shards of one state
+count together, because two faulty nodes at once are less likely than one wrong state.
 
 Invariant: no source is wrong on the word of one reader.
 """
@@ -25,10 +25,7 @@ from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, ShardSource
 
 SHARD_FAULTS = frozenset({FaultCode.SOURCE_MISMATCH, FaultCode.SOURCE_UNAVAILABLE})
-"""Fault codes that an agent reports when a load failed because of the shards themselves.
-
-Other causes of a failed load are memory, the source archive or the node itself. These prove nothing about the shards.
-"""
+"""Fault codes of a load that failed because of the shards, not because of memory, source archive or node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,27 +35,23 @@ class Suspect:
     node_id: NodeId
     step: Step
     is_mismatch: bool
-    """Whether the node read wrong content. False if it could not reach the sources."""
+    """False if the node could not reach the sources."""
     load_count: int
-    """Number of loads in which the node failed."""
     is_refuted: bool
-    """Whether the control plane later read the same checkpoint intact."""
     sources: tuple[RefusedSource, ...]
 
 
 def failed_reads(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], nodes: Mapping[NodeId, NodeObserved], now: float
 ) -> tuple[FailedRead, ...]:
-    """Return the sources from which members failed to load shards.
-
-    A source in nodes' memory counts if all serving nodes were connected to the control plane. An object in S3 counts
-    only if its content differs from the manifest: an outage of S3 proves nothing about a checkpoint.
-    """
+    """Return the sources from which members failed to load shards."""
     found: dict[tuple[NodeId, RefusedSource], FailedRead] = {}
     for member in plan.nodes:
         report = reports.get(member.node_id)
         for rank, source, is_mismatch in () if report is None else _unread(plan, member.ranks, report):
             is_object = source.kind == "s3"
+            # A source in memory counts if all serving nodes were connected. An outage of S3 proves nothing about a
+            # checkpoint.
             if is_mismatch if is_object else _is_there(nodes, source):
                 refused = RefusedSource(
                     rank=rank, origin_generation=source.origin_generation, step=source.step, is_object=is_object
@@ -77,17 +70,15 @@ def failed_reads(
 def _unread(
     plan: GenerationPlan, ranks: Sequence[Rank], report: MemberReport
 ) -> Iterable[tuple[Rank, ShardSource, bool]]:
-    """Yield each source from which one node failed to load a shard, and whether the content was wrong.
-
-    Agents name the shard only in a relayout. Otherwise any shard of the node's ranks can be the wrong one. A store that
-    is out of reach proves nothing about any source.
-    """
+    """Yield each source from which one node failed to load a shard, and whether the content was wrong."""
+    # A store that is out of reach proves nothing about any source.
     faults = [fault for fault in report.faults if fault.code in SHARD_FAULTS and fault.obstacle is None]
     if plan.relayout is not None:
         for fault in faults:
             if fault.shard is not None and fault.shard < plan.relayout.world_size:
                 for source in plan.relayout.shards[fault.shard]:
                     yield fault.shard, source, fault.code == FaultCode.SOURCE_MISMATCH
+    # Agents name the shard only in a relayout. Otherwise any shard of the node's ranks can be the wrong one.
     if report.phase is MemberPhase.LOAD_FAILED and faults:
         is_mismatch = any(fault.code == FaultCode.SOURCE_MISMATCH for fault in faults)
         for rank in ranks:
@@ -155,13 +146,11 @@ def _by_state(reads: Iterable[FailedRead]) -> list[list[FailedRead]]:
 
 
 def _agree(state: Sequence[FailedRead]) -> bool:
-    """Return whether two readers agree that they cannot load a state."""
     if len({read.reader for read in state if read.is_mismatch}) > 1:
         return True
     return len({read.reader for read in state}) > 1 and len({read.generation for read in state}) > 1
 
 
 def _is_there(nodes: Mapping[NodeId, NodeObserved], source: ShardSource) -> bool:
-    """Return whether all nodes that `source` names as senders of a shard have a connected agent."""
     serving = [source.node_id] if source.rebuild is None else [each.node_id for each in source.rebuild.survivors]
     return all(node_id is not None and node_id in nodes and nodes[node_id].is_connected for node_id in serving)

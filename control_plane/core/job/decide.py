@@ -5,12 +5,8 @@
        │                       └── a new generation, one incident ─┘  a fault that would recur ─▶ FAILED
        └── PAUSING: its nodes go to a job of higher priority, or the job waits for a person ──┘
 
-The job loop calls `decide` about once a second, and earlier if an agent reports a change. One such call, together with
-the execution of its result, is a *pass* over the job.
-
 Invariant: pure and level-triggered. The same input gives the same decision, and a job in its desired state needs no
-action. Each action follows from stored state. One pass stores the number of a generation, and the next pass prepares
-that generation. One pass stores a plan, and the next pass sends it.
+action. Each action follows from stored state: one pass stores a generation's number or plan, and the next sends it.
 """
 
 from __future__ import annotations
@@ -32,22 +28,9 @@ from control_plane.core.states import ENDED_JOBS, JobState
 
 
 def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> Decision:
-    """Return the actions for a job, and the record to store.
+    """Return the actions for a job, and the record to store, in one pass.
 
-    The job loop calls this function once per pass over a job. A pass starts when a report arrives, or after
-    `Decision.requeue_after_seconds` without a report.
-
-    Args:
-        now: Unix seconds.
-        spec: the specification that the user requested.
-        observed: the stored record, with the reports of the agents, the fleet and S3.
-        policy: the timeouts, and whether a person has paused all automatic actions.
-
-    Returns:
-        The decision. Its record equals the observed record if the caller has nothing to store.
-
-    Raises:
-        InvalidTransition: the stored state permits no transition for the observed event.
+    Raises InvalidTransition if the stored state permits no transition for the observed event.
     """
     if observed.record.state in ENDED_JOBS:
         return Decision(record=observed.record)

@@ -32,18 +32,11 @@ from everstep.protocol.ids import FIRST_STEP, NO_STEP
 from everstep.protocol.plan import CHECK_VARIABLE
 
 PAUSE_PATIENCE_TIMES = 5
-"""Limit for the upload of the last checkpoint after the ranks' end, as a multiple of `blind_wait_seconds`.
-
-The job's nodes are idle during this upload. The limit bounds this idle time.
-"""
+"""Limit for the upload of the last checkpoint, while nodes are idle, as a multiple of `blind_wait_seconds`."""
 
 
 def finish(view: JobView, *, is_durable: bool) -> Decision:
-    """End or pause a job whose ranks all exited with success.
-
-    The job first waits until its last checkpoint is in S3, within a time limit. `is_durable` is false while a manifest
-    of the job must still be written to S3.
-    """
+    """End or pause a job whose ranks all succeeded. `is_durable` is false while a manifest must be written."""
     record = view.record
     status = next((report.round for report in view.reports.values() if report.round is not None), None)
     was_stopped = record.state is not JobState.RUNNING and not (
@@ -65,7 +58,6 @@ def _stay_stopped(view: JobView, what: JobFact) -> Decision:
 
 
 def _with_final_checkpoint(view: JobView) -> JobView:
-    """Record the job's final checkpoint, unless the job makes none."""
     is_check = CHECK_VARIABLE in view.spec.script.environment
     if is_check or view.record.max_boundary <= FIRST_STEP:
         return view
@@ -88,11 +80,6 @@ def _completed(view: JobView) -> JobNote:
 
 
 def _awaits_checkpoint(view: JobView, *, is_durable: bool) -> bool:
-    """Return whether an ended job must still wait, because its newest committed step can become a checkpoint.
-
-    This is so if all shards of a step are in S3 and only their manifest is missing. It is also so if every rank has
-    exited less than `final_round_seconds` ago and the newest committed step is not in S3.
-    """
     if _awaits_manifest(view, is_durable=is_durable):
         return True
     if len(rank_exits(view.reports)) < view.plan.world_size or not lacks_checkpoint(view):
@@ -101,33 +88,21 @@ def _awaits_checkpoint(view: JobView, *, is_durable: bool) -> bool:
 
 
 def _awaits_manifest(view: JobView, *, is_durable: bool) -> bool:
-    """Return whether a manifest is still missing for shards that are all in S3, and the job still waits for it.
-
-    The control plane retries a failed write of the manifest. The job waits for at most `_upload_patience`.
-    """
     return not is_durable and watched_seconds(view, _ended_at(view)) < _upload_patience(view)
 
 
 def _ended_at(view: JobView) -> float:
-    """Return when the ranks of an ending job last made progress or exited, in Unix seconds.
-
-    The result is at least the time at which the job entered its current state.
-    """
     exits = (each.at_seconds for each in rank_exits(view.reports))
     return min(max(view.record.state_since, last_progress_at(view), *exits), view.now)
 
 
 def _upload_patience(view: JobView) -> float:
-    """Return for how many seconds after the ranks' end the job waits for the upload of its last checkpoint."""
     expected = moves.UPLOAD_MARGIN * (view.record.upload_seconds or 0.0)
     return max(PAUSE_PATIENCE_TIMES * view.policy.timeouts.blind_wait_seconds, expected)
 
 
 def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decision:
-    """Request that all ranks stop at one agreed step. If the ranks cannot agree, kill them.
-
-    The order to kill the ranks also goes to the coordinator, which then orders the upload of the newest committed step.
-    """
+    """Request that all ranks stop at one agreed step. If the ranks cannot agree, kill them."""
     record, plan = view.record, view.plan
     is_over = is_training_over(view.reports, plan.world_size)
     if not found and have_all_succeeded(view.reports, plan.world_size):
@@ -144,6 +119,7 @@ def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decisi
         return stay(view, _stopped(view, JobFact.STOPS), ask_to_stop(view), requeue=LAUNCH_SECONDS)
     because = found[0].evidence if found else NotStopped(seconds=patience, is_over=is_over)
     running = [node.node_id for node in plan.nodes if is_in_phase(view, node.node_id, MemberPhase.RUNNING)]
+    # The order to kill also goes to the coordinator, which then orders the upload of the newest committed step.
     recipients = [*running, plan.coordinator] if is_in_phase(view, plan.coordinator, MemberPhase.EXITED) else running
     halts = tuple(halt(view, node_id, plan.generation, "the job stops") for node_id in recipients)
     if running:
@@ -157,7 +133,7 @@ def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decisi
 
 
 def _stopped(view: JobView, what: JobFact, *because: Fact) -> JobNote:
-    """Return a fact about a stop. `step` is the step at which all ranks stopped, if they did."""
+    """`step` is the step at which all ranks stopped, if they did."""
     is_over = is_training_over(view.reports, view.plan.world_size)
     return JobNote(
         what=what,
@@ -169,13 +145,9 @@ def _stopped(view: JobView, what: JobFact, *because: Fact) -> JobNote:
 
 
 def _stop_patience(view: JobView) -> float:
-    """Return how long the ranks may take to agree on a step and stop there, before they are killed.
-
-    The limit is in seconds, from the last step that the ranks completed. Ranks agree on a stop between two steps, so
-    ranks that hang cannot agree. The limit is therefore short if ranks seem to hang. The limit is also short before the
-    first new step of the generation, because killing the ranks then loses no step.
-    """
+    """Return how long the ranks may take to stop at one step before they are killed, from their last completed step."""
     timeouts = view.policy.timeouts
+    # Ranks agree between two steps, so ranks that hang cannot. Before the first new step, killing them loses nothing.
     loses_nothing = not accounting.is_stepping(view.record)
     is_hang = loses_nothing or hangs.stands_still(view.reports, view.record.pace, timeouts)
     rehearsal = hangs.promised_seconds(view.reports) if view.record.rehearsal.is_under_way else 0.0
@@ -183,12 +155,7 @@ def _stop_patience(view: JobView) -> float:
 
 
 def pause(view: JobView, *, is_durable: bool) -> Decision:
-    """Request repeatedly that the ranks of a job that pauses stop at one agreed step, until they have stopped.
-
-    If the ranks do not stop in time, the control plane treats this as a fault: training restarts, and the control plane
-    requests the pause again later. Ranks agree at the end of a step. If the script declared a limit for the phase of a
-    rank, the time limit of the pause is longer by this limit.
-    """
+    """Request the agreed stop of a pausing job repeatedly. Ranks that do not stop in time are a fault."""
     record = view.record
     if has_agreed_stop(view):
         return _complete_pause(view, is_durable=is_durable)
@@ -199,10 +166,7 @@ def pause(view: JobView, *, is_durable: bool) -> Decision:
 
 
 def ask_to_stop(view: JobView) -> tuple[Send, ...]:
-    """Return the message that asks the coordinator to stop all ranks at one agreed step.
-
-    The result is empty if no ranks run on the coordinator's node.
-    """
+    """Return the message that asks the coordinator to stop all ranks at one agreed step, or nothing if no ranks run."""
     plan = view.plan
     if not is_in_phase(view, plan.coordinator, MemberPhase.RUNNING):
         return ()
@@ -210,12 +174,7 @@ def ask_to_stop(view: JobView) -> tuple[Send, ...]:
 
 
 def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
-    """Pause a job whose ranks have all stopped at the agreed step.
-
-    The job releases its nodes once its last step is in S3 and all ranks of every node have exited with success. After
-    `_upload_patience`, a job whose last step is in S3 no longer waits for the exits. If the last step is not in S3 by
-    then, training resumes.
-    """
+    """Pause a job whose ranks have all stopped, once its last step is in S3. Training resumes after a long wait."""
     record = view.record
     durable, patience = durable_step(view), _upload_patience(view)
     is_late = watched_seconds(view, _ended_at(view)) > patience
@@ -239,5 +198,4 @@ def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
 
 
 def _resume(view: JobView, why: Fault) -> Decision:
-    """Restart training from the nodes' memory after a failed pause, and postpone the next pause."""
     return start_new_generation(with_record(view, no_pause_before=view.now + queue.PAUSE_AGAIN_SECONDS), (why,), None)

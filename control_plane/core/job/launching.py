@@ -20,7 +20,6 @@ from everstep.protocol.agent_messages import MemberPhase, Start
 from everstep.protocol.ids import FIRST_STEP
 
 STARTED = (MemberPhase.RUNNING, MemberPhase.EXITED)
-"""Phases that an agent enters only after the order to start its ranks."""
 
 
 def load_and_start(view: JobView) -> Decision:
@@ -72,7 +71,6 @@ def load_and_start(view: JobView) -> Decision:
 
 
 def _load(view: JobView) -> Decision:
-    """Send the plan to the members. Once all of them have verified their shards, move the job to STARTING."""
     plan = view.plan
     waiting = [node.node_id for node in plan.nodes if not is_in_phase(view, node.node_id, MemberPhase.LOADED)]
     if waiting:
@@ -87,7 +85,6 @@ def _load(view: JobView) -> Decision:
 
 
 def _move_to_starting(view: JobView, why: JobFact) -> Decision:
-    """Record when and from where the ranks have loaded their shards, and move the job to STARTING."""
     record = view.record
     if record.started_at is None:
         paused = record.microseconds.get(Bucket.PAUSED, 0)

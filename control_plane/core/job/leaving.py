@@ -28,16 +28,9 @@ from everstep.protocol.ids import NodeId
 
 
 def leave(view: JobView) -> Decision | None:
-    """Give up nodes of the job in three stages, over several calls.
+    """Give up nodes of a RUNNING job over several calls, or return None while no node is due to leave.
 
-    - Request a step at which all ranks stop.
-    - Store the last step in S3, if the remaining time suffices.
-    - Start a new generation without these nodes.
-
-    The job loop stores the request to stop before it sends the request. Otherwise, it could treat the stopped ranks as
-    a completed job.
-
-    The result is None while no node is due to leave. `view` must describe a job in state RUNNING.
+    All ranks stop at one step, it is stored in S3 if time suffices, and a new generation starts without the nodes.
     """
     record, plan, timeouts = view.record, view.plan, view.policy.timeouts
     leaving = moves.asked(record.moves)
@@ -78,11 +71,11 @@ def leave(view: JobView) -> Decision | None:
 
 
 def _ask_to_leave(view: JobView, leaving: tuple[Departure, ...], ready: list[NodeId]) -> Decision:
-    """Store the request that all ranks stop at one agreed step, so that the job can give up nodes."""
     left = {move.node_id for move in leaving}
     known = tuple(replace(move, asked_at=view.now) if move.node_id in left else move for move in view.record.moves)
     message = departure(JobFact.TO_LEAVE_FOR if ready else JobFact.TO_LEAVE, leaving, tuple(ready[: len(leaving)]))
     draft = EventDraft(type="NodesToBeLeft", message=message, node_id=leaving[0].node_id)
+    # The request is stored before it is sent. Otherwise, the job loop could treat the stopped ranks as a completed job.
     stayed = stay(with_record(view, moves=known), departure(JobFact.AGREES_TO_LEAVE, leaving), requeue=0.0)
     return replace(stayed, events=(*stayed.events, draft))
 
@@ -94,7 +87,6 @@ def departure(what: JobFact, leaving: tuple[Departure, ...], takers: tuple[NodeI
 
 
 def _upload_wait(view: JobView, leaving: tuple[Departure, ...], stopped_at: float) -> CheckpointWait:
-    """Return whether the job must upload the last committed step before it gives up the nodes in `leaving`, and why."""
     record, timeouts = view.record, view.policy.timeouts
     newest = durable_step(view)
     if record.committed <= 0:
@@ -115,18 +107,11 @@ def _upload_wait(view: JobView, leaving: tuple[Departure, ...], stopped_at: floa
 
 
 def _with_partners(view: JobView, leaving: tuple[Departure, ...]) -> JobView:
-    """Record in the history of each unreachable remaining node that it and a departing node could not communicate.
-
-    A node is unreachable if an owner of a shard, or a neighbour in the tree of agents, reports that it receives no
-    answers from the node. If this remaining node later cannot reach another node either, its history identifies it as
-    faulty.
-
-    With parity, one unreachable member makes the shares of its whole group incomplete, so the owners report all other
-    members. The function then ignores the owners' reports.
-    """
+    """Record that a remaining and a departing node could not communicate, in case the remaining one is faulty."""
     lost = tuple(move for move in leaving if move.cause is Cause.NODE_UNREACHABLE)
     if not lost:
         return view
+    # With parity, one unreachable member makes the shares of its whole group incomplete, so owners report all others.
     has_parity = view.spec.parity_group_size is not None
     suspected = silent_in_rounds(view.reports) if has_parity else nodes_out_of_view(view.reports)
     staying = suspected - {move.node_id for move in leaving}

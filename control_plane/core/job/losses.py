@@ -20,11 +20,7 @@ EXPLAINED_LOSSES = (Cause.NODE_FAULT, Cause.INSTANCE_TERMINATED)
 
 
 def exclusions_with(view: JobView, record: JobRecord, fresh: tuple[NodeVerdict, ...]) -> tuple[Exclusion, ...]:
-    """Return the nodes that the job will not use again, with the evidence against each node.
-
-    The result contains the nodes that `record` already excludes. It also contains the nodes that the job gives up now
-    (`fresh`), if the fleet still assigns them to the job.
-    """
+    """Return the nodes that the job will not use again: those of `record`, and the assigned ones of `fresh`."""
     added = [
         Exclusion(
             node_id=verdict.node_id,
@@ -48,11 +44,7 @@ def loss_faults(view: JobView, verdict: NodeVerdict) -> tuple[Fault, ...]:
 
 
 def with_losses(view: JobView, lost: tuple[Fault, ...]) -> JobView:
-    """Add lost nodes to the open incident.
-
-    The function also sets the incident's `decision` (Everstep's response), unless the job gave up all these nodes as
-    planned.
-    """
+    """Add lost nodes to the open incident, with Everstep's response unless the job gave all of them up as planned."""
     incident, plan = view.record.incident, view.seen.plan
     fresh = tuple(fault for fault in lost if incident is not None and fault.node_id not in incident.instance_ids)
     if incident is None or plan is None or not fresh:
@@ -74,10 +66,7 @@ def with_losses(view: JobView, lost: tuple[Fault, ...]) -> JobView:
 
 
 def with_group_loss(incident: IncidentRecord, plan: GenerationPlan) -> IncidentRecord:
-    """Return the incident, with evidence about each shard whose holders are all lost.
-
-    If such a shard exists, the cause becomes GROUP_LOST. An incident with the cause DRILL keeps this cause.
-    """
+    """Return the incident, with evidence about each shard whose holders are all lost. A drill stays the cause."""
     lost = faults.group_loss(plan, incident.instance_ids, incident.failed_at)
     return incidents.with_faults(
         incident, tuple(replace(fault, cause=Cause.DRILL) if incident.cause is Cause.DRILL else fault for fault in lost)
@@ -85,12 +74,7 @@ def with_group_loss(incident: IncidentRecord, plan: GenerationPlan) -> IncidentR
 
 
 def with_implications(view: JobView, found: tuple[Fault, ...], incident: IncidentRecord) -> JobView:
-    """Add each fault to the fault history of the node that was involved in it, or count it against the job.
-
-    A loss without a known cause counts against the job if the generation trained no new step, because the job itself
-    may have ended the agent (`breakers.own_losses`). A node with too many incidents in its history is a lemon
-    (`core.remedies`). The job then gives up this node in the present recovery.
-    """
+    """Add each fault to a node's fault history, or count it against the job. The job gives up new lemons."""
     view, found = _with_own_loss(view, found)
     lines = [replace(fault.implicates, incident_id=incident.id) for fault in found if fault.implicates is not None]
     view = replace(view, implications=(*view.implications, *lines))
@@ -117,11 +101,7 @@ def with_implications(view: JobView, found: tuple[Fault, ...], incident: Inciden
 
 
 def _with_own_loss(view: JobView, found: tuple[Fault, ...]) -> tuple[JobView, tuple[Fault, ...]]:
-    """Record that the job lost a node, unless AWS or an agent reports another fault that explains the loss.
-
-    Each generation has at most one loss. Return the changed `JobView`, and the faults without those that count against
-    the job.
-    """
+    """Record that the job lost a node without a known cause, at most once per generation."""
     lost = [fault.implicates for fault in found if fault.cause in UNEXPLAINED_LOSSES and fault.implicates is not None]
     plan, failures = view.seen.plan, view.record.failures
     if plan is None or not lost or any(fault.cause in EXPLAINED_LOSSES for fault in found):
@@ -140,18 +120,16 @@ def _with_own_loss(view: JobView, found: tuple[Fault, ...]) -> tuple[JobView, tu
     )
     if not any(failure.is_node_loss and failure.generation == plan.generation for failure in failures):
         failures = breakers.remembered(failures, loss, view.spec)
+    # Without a new step, the job itself may have ended the agent, so the loss counts against the job.
     is_own = any(failure.generation == plan.generation for failure in breakers.own_losses(failures))
     left = tuple(fault for fault in found if fault.implicates not in lost) if is_own else found
     return with_record(view, failures=failures), left
 
 
 def reported_besides(view: JobView, found: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Return the faults that members report about their own nodes, when the faults in `found` open an incident.
-
-    The caller adds them to the incident, because they may have caused the faults in `found`. The result does not mark
-    the faulty node as lost, because the job may still need its shards.
-    """
+    """Return the faults that members report about their own nodes, which may have caused the faults in `found`."""
     known = {fault.node_id for fault in found}
+    # The faulty node is not marked as lost, because the job may still need its shards.
     return tuple(
         Fault(cause=verdict.cause, evidence=verdict.evidence, at=view.now, seen_on=(node_id,))
         for node_id, verdict in view.verdicts.items()
@@ -163,10 +141,7 @@ def reported_besides(view: JobView, found: tuple[Fault, ...]) -> tuple[Fault, ..
 
 
 def with_departures(view: JobView) -> JobView:
-    """Store in the job's record (`moves`) which nodes a running job should give up once all its ranks have stopped.
-
-    An unusable node that is assigned to the job but runs none of its ranks is released immediately.
-    """
+    """Store which nodes a running job should give up at a stop. Unusable nodes without ranks leave at once."""
     record = view.record
     found = moves.wanted(
         record.moves, view.seen.assigned, view.verdicts, view.nodes, now=view.now, not_before=record.moves_after

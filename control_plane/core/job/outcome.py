@@ -1,7 +1,4 @@
-"""Builds the decision about a job: the job keeps its state, changes to another state, or ends.
-
-Each function returns a `Decision` with the job's record, the actions and the events.
-"""
+"""Builds the decision about a job: the job keeps its state, changes to another state, or ends."""
 
 from __future__ import annotations
 
@@ -24,21 +21,20 @@ from control_plane.core.states import (
 )
 
 PROGRESS_SECONDS = 1.0
-"""Seconds between two writes of a job's record to the database while only its progress figures change."""
+"""Seconds between two writes of a job's record while only its progress figures change."""
 WATCH_SECONDS = 1.0
-"""Seconds until the job loop next decides about a running job if no report wakes the loop earlier."""
+"""Seconds until the next decision about a running job if no report wakes the job loop earlier."""
 LAUNCH_SECONDS = 0.5
-"""Seconds until the job loop next decides about a job that starts a generation, gives up a node or stops."""
+"""Seconds until the next decision about a job that starts a generation, gives up a node or stops."""
 _LEDGER = ("accounted_until", "microseconds", "node_microseconds")
 _PROGRESS = ("boundary", "boundary_at", "max_boundary", "committed", "proposed", "committed_at", "commit_seconds")
 _FIGURES = (*_LEDGER, *_PROGRESS, "pace", "awaited")
-"""Fields of a job's record that change while nothing happens but time and training."""
 
 
 def stay(
     view: JobView, reason: JobReason, actions: tuple[JobAction, ...] = (), *, requeue: float = WATCH_SECONDS
 ) -> Decision:
-    """Return a decision that keeps the job's state and stores a new reason text."""
+    """Return a decision that keeps the job's state and stores a new reason."""
     return Decision(
         record=replace(view.record, reason=reason),
         actions=actions,
@@ -82,11 +78,9 @@ def with_actions(decision: Decision, more: tuple[JobAction, ...]) -> Decision:
 
 
 def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
-    """Return the decision with the job's record that the job loop stores after the decision.
+    """Return the decision with the record to store, without a closed incident and settled spans.
 
-    If only progress figures changed, the job loop writes the record at most once per `PROGRESS_SECONDS`. Until then,
-    the result has the stored record `before`. The function also removes a closed incident and settled spans from the
-    record.
+    If only progress figures changed, this is the stored record `before` until `PROGRESS_SECONDS` have passed.
     """
     record = decision.record
     if record.incident is not None and record.incident.state is IncidentState.CLOSED:
@@ -106,7 +100,6 @@ def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
 
 
 def _has_moved(before: JobRecord, record: JobRecord) -> bool:
-    """Return whether training or a checkpoint's upload progressed from the stored job record to the new one."""
     return (record.boundary, record.committed, record.proposed, record.uploading) != (
         before.boundary,
         before.committed,
@@ -116,12 +109,7 @@ def _has_moved(before: JobRecord, record: JobRecord) -> bool:
 
 
 def book_incidents(charged: JobRecord, decision: Decision) -> JobRecord:
-    """Return the job's record that a decision stores, with its time ledger corrected for changed incidents.
-
-    The ledger (`core.accounting`) counts the job's time by what the job did, for example training or restoring. If the
-    decision opens or changes an incident, time moves to the phases of this incident. `charged` is the record before the
-    decision, with a ledger that contains all time until now.
-    """
+    """Return the record of a decision, with time in the ledger of `charged` moved to changed incidents' phases."""
     record = decision.record
     after = {
         incident.id: incident
@@ -134,5 +122,4 @@ def book_incidents(charged: JobRecord, decision: Decision) -> JobRecord:
 
 
 def _changed_incident(view: JobView, record: JobRecord) -> tuple[IncidentRecord, ...]:
-    """Return the record's incident, in a tuple that is empty if the incident equals the stored one."""
     return (record.incident,) if record.incident is not None and record.incident != view.seen.record.incident else ()

@@ -39,10 +39,7 @@ from everstep.protocol.plan import ARGUMENTS_SINCE_MINOR
 
 
 def prepare(view: JobView) -> Decision:
-    """Request every member's promise to join the next generation, select the members, then store the plan.
-
-    Each rule that excludes or keeps members depends on the changes of the rules before it, so their order matters.
-    """
+    """Request every member's promise to join the next generation, select the members, then store the plan."""
     if (stopped := _stop_without_ranks(view)) is not None:
         return stopped
     seen_generation = launch.highest_seen(view.seen, view.spec.run, view.now)
@@ -59,6 +56,7 @@ def prepare(view: JobView) -> Decision:
     if committed > view.record.boundary:
         view = with_record(view, boundary=committed, boundary_at=None)  # no agent reported when ranks finished the step
     view = with_record(view, committed=committed, max_boundary=max(view.record.max_boundary, committed))
+    # Each rule depends on the changes of the rules before it, so their order matters.
     view = with_faulty(view)
     view = without_lost(view)
     view = with_promise_deadlines(view)
@@ -95,10 +93,9 @@ def prepare(view: JobView) -> Decision:
 
 
 def _stop_without_ranks(view: JobView) -> Decision | None:
-    """End a job that should stop while none of its ranks run.
+    """End a job that should stop while none of its ranks run, or return None while only memory has a committed step.
 
-    The end of the job frees its nodes' memory. The result is therefore None while only this memory has the newest
-    committed step. The job ends without that step `blind_wait_seconds` after the request to stop.
+    The job ends without that step `blind_wait_seconds` after the request to stop.
     """
     record = view.record
     if view.wants_stop is None:
@@ -119,8 +116,7 @@ def _consent(view: JobView, choice: RepeatedWork) -> AwaitsConsent:
 def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
     """Pause a job that waits for a missing node, if a pause was requested, and release the nodes that it has.
 
-    If the release would lose a committed step, the job first waits for the missing node, for at most
-    `blind_wait_seconds`. It keeps its nodes if the release would repeat much training (`core.repeats`).
+    If the release would lose a committed step, the job first waits for `blind_wait_seconds`.
     """
     record = view.record
     if record.pause_requested_at is None or not roll.vacancy_count or roll.late or record.exclusions:
@@ -137,7 +133,6 @@ def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
 
 
 def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
-    """Make and store the plan, and add the restored step, its sources and the plan's nodes to the incident."""
     script = view.spec.script
     if script.arguments or script.module or script.kept_files:
         earlier, unknown = agents_before(view, filter(None, roll.places), ARGUMENTS_SINCE_MINOR)

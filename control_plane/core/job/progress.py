@@ -35,7 +35,6 @@ from everstep.protocol.options import KeptOption
 MAX_OMITTED = 10_000_000
 """Largest number of outputs that an agent can count without names. A larger claim is false."""
 SHOWN_OUTPUTS = 5
-"""Maximum number of unstored outputs that an event names."""
 
 
 def with_progress(view: JobView) -> JobView:
@@ -116,16 +115,13 @@ def with_progress(view: JobView) -> JobView:
 
 
 def kept_options(reports: Iterable[MemberReport]) -> tuple[KeptOption, ...]:
-    """Return the options that the restored step replaced, as the lowest rank that reports any reports them."""
+    """Return the options that the restored step replaced, as the lowest reporting rank names them."""
     ranks = sorted((each for report in reports for each in report.ranks), key=attrgetter("rank"))
     return next((each.kept_options for each in ranks if each.kept_options), ())
 
 
 def with_unstored_outputs(view: JobView) -> JobView:
-    """Record the output files that the agents could not store in S3, with an event for new ones.
-
-    The agents also report those of ended generations.
-    """
+    """Record the output files that the agents could not store in S3, also of ended generations, with an event."""
     members = [
         node.member
         for _, node in sorted(view.nodes.items())
@@ -140,16 +136,7 @@ def with_unstored_outputs(view: JobView) -> JobView:
 def unstored_outputs(
     before: UnstoredOutputs | None, generation: Generation, members: Iterable[MemberReport]
 ) -> tuple[UnstoredOutputs | None, EventDraft | None]:
-    """Add what agents report to a job's unstored outputs.
-
-    Args:
-        before: what the job's record already names, or None.
-        generation: the job's generation, which the first record stores.
-        members: newest report of each node that works or worked for the job.
-
-    Returns:
-        The outputs to record, and an event that names the new ones. None for the event if nothing changed.
-    """
+    """Add what agents report to a job's unstored outputs. The event names the new ones; None if nothing changed."""
     known = {_identity(each): each for each in (() if before is None else before.outputs)}
     fresh: dict[tuple[Generation | None, Rank, str], OutputFailure] = {}
     for report in members:
@@ -173,17 +160,13 @@ def unstored_outputs(
 
 
 def _identity(output: OutputFailure) -> tuple[Generation | None, Rank, str]:
-    """Return what makes an output one. A script writes the same unkept files in each generation."""
+    """Return the key of an output. A script writes the same unkept files in each generation."""
     generation = None if output.cause is OutputCause.NOT_KEPT else output.generation
     return generation, output.rank, output.path
 
 
 def _with_trial_results(view: JobView, passed_trials: tuple[Trial, ...]) -> JobView:
-    """Add repeated failures of ranks to the fault history of their node, if the node was the cause.
-
-    The node was the cause if training passed the step of the failures after the failing ranks had moved to another
-    node. The function ignores failures from a lack of memory, because the hardware does not cause these.
-    """
+    """Add repeated failures of ranks to the fault history of their node, if another node then passed their step."""
     lines = tuple(
         Implication(
             node_id=trial.node_id,
@@ -194,6 +177,7 @@ def _with_trial_results(view: JobView, passed_trials: tuple[Trial, ...]) -> JobV
             remedy=Remedy.RELEASE,
         )
         for trial in passed_trials
+        # Hardware does not cause a lack of memory.
         if trial.node_id is not None and trial.failure.exit_class is not ExitClass.OUT_OF_MEMORY
     )
     return replace(view, implications=(*view.implications, *lines))

@@ -29,10 +29,7 @@ from everstep.protocol.plan import GenerationPlan
 
 
 def with_vacancy(view: JobView, roll: launch.Roll) -> JobView:
-    """Record since when the job has had too few nodes for its next generation; clear the time if it has enough.
-
-    The time is the field `vacant_since` of the job's record.
-    """
+    """Record since when the job has had too few nodes for its next generation, or None if it has enough."""
     since = view.record.vacant_since
     if not roll.vacancy_count:
         return with_record(view, vacant_since=None)
@@ -40,11 +37,7 @@ def with_vacancy(view: JobView, roll: launch.Roll) -> JobView:
 
 
 def shrink(view: JobView, roll: launch.Roll) -> Decision | None:
-    """Decide to continue on fewer nodes, once no replacement arrived within the user's `patience_seconds`.
-
-    The job continues with the nodes that have promised to join the next generation. The result is None while the job
-    still waits.
-    """
+    """Decide to continue on fewer nodes after `patience_seconds`, or return None while the job still waits."""
     since = view.record.vacant_since
     if since is None or roll.late or roll.unreachable:
         return None
@@ -79,11 +72,7 @@ def smaller_size(view: JobView, roll: launch.Roll) -> JobNote | None:
 
 
 def with_size(view: JobView, plan: GenerationPlan) -> JobView:
-    """Record the number of nodes of a new plan. If the number changed, add the change to the incident and to an event.
-
-    If the job shrinks after a failure, the incident gets the cause SHRUNK. The incident keeps its cause if the job gave
-    up nodes as planned, or if a drill caused the incident.
-    """
+    """Record the number of nodes of a new plan. A change goes into the incident and an event."""
     record, spec, count = view.record, view.spec, len(plan.nodes)
     before = record.member_count or spec.node_count
     incident = record.incident
@@ -94,6 +83,7 @@ def with_size(view: JobView, plan: GenerationPlan) -> JobView:
         is_limit = spec.most_node_count <= count
         none = NoReplacement(seconds=spec.patience_seconds)
         if incident is not None and not is_return and not is_limit:
+            # A shrink for a planned departure or a drill keeps the incident's cause.
             cause = Cause.SHRUNK if incident.cause.is_failure else incident.cause
             incident = incidents.with_faults(incident, (Fault(cause=cause, evidence=none, at=view.now),))
             incident = replace(incident, decision=Shrinks(count=count, node_count=max(before, spec.node_count)))
@@ -131,13 +121,7 @@ def trains(view: JobView) -> JobNote:
 
 
 def give_back(view: JobView) -> Decision | None:
-    """Decide to return nodes to the fleet after a stop at an agreed step, which `core.job.leaving.leave` carries out.
-
-    The reason is that the first job of the queue needs the nodes, or that a user lowered MaxNodeCount.
-
-    The result is None if the job keeps its nodes. It is also None while the ranks are already asked to stop for another
-    reason: so that the job gives up other nodes, or grows.
-    """
+    """Decide to return nodes to the fleet after an agreed stop, or return None if the job keeps its nodes for now."""
     record, seen = view.record, view.seen
     count = record.member_count - elastic.kept_count(view.spec, record, seen.keep_count)
     if count <= 0 or moves.asked(record.moves) or has_asked_to_grow(record) or seen.is_fleet_blind:
@@ -171,11 +155,7 @@ def give_back(view: JobView) -> Decision | None:
 
 
 def _return_of(fact: Returned, departure: Departure | None, now: float) -> Departure:
-    """Return the record by which the job returns a node to its fleet once all ranks have stopped.
-
-    `departure` is the record of an earlier decision to give up the node, or None. The result keeps its remedy, which
-    the fleet still applies.
-    """
+    """Return the record of a return. It keeps the remedy of an earlier `departure`, which the fleet still applies."""
     if departure is not None:
         both = msgspec.structs.replace(fact, besides=departure.evidence)
         return replace(departure, evidence=both, cause=Cause.RETURNED, asked_at=now, is_history=False)
@@ -195,12 +175,9 @@ def has_asked_to_grow(record: JobRecord) -> bool:
 
 
 def with_growth(view: JobView) -> JobView:
-    """Record the additional ready nodes by which a running job can grow.
-
-    A job that still has to give up nodes does not grow, because it uses ready nodes as their replacements. Once the
-    control plane has asked the ranks to stop for the growth, the function changes nothing.
-    """
+    """Record the additional ready nodes by which a running job can grow."""
     record = view.record
+    # A job that still has to give up nodes uses ready nodes as their replacements.
     if not record.member_count or record.moves:
         ready = []
     else:
@@ -210,10 +187,7 @@ def with_growth(view: JobView) -> JobView:
 
 
 def grow(view: JobView) -> Decision | None:
-    """Decide how a job continues on more nodes: stop all ranks at an agreed step, then start a new generation.
-
-    Further calls repeat the request to stop until the ranks have stopped. The result is None while no growth is due.
-    """
+    """Decide how a job continues on more nodes after an agreed stop, or return None while no growth is due."""
     record, growth = view.record, view.record.growth
     if growth is None:
         return None
@@ -235,7 +209,6 @@ def grow(view: JobView) -> Decision | None:
 
 
 def _ask_to_grow(view: JobView, growth: Growth) -> Decision:
-    """Store the request that all ranks stop at the same step, after which the job grows."""
     asked = with_record(view, growth=replace(growth, asked_at=view.now))
     event = JobNote(what=JobFact.TO_GROW, count=view.record.member_count, node_ids=growth.node_ids)
     agrees = JobNote(what=JobFact.AGREES_TO_GROW, node_ids=growth.node_ids)

@@ -31,14 +31,8 @@ def start_new_generation(
 ) -> Decision:
     """End the generation: issue the next generation number, open or extend the incident, and kill running ranks.
 
-    Args:
-        view: the input of the decision about a job that has a generation.
-        found: the faults that end the generation; not empty.
-        failure: the failure that counts against the job (`core.breakers`). None if the job itself did not fail.
-        decision: Everstep's response. None: this function derives the response.
-
-    Returns:
-        A decision that moves the job to PREPARING.
+    `failure` counts against the job (`core.breakers`), and is None if the job itself did not fail. Without a
+    `decision`, the function derives Everstep's response from `found`, which is not empty.
     """
     plan = view.plan
     found, failure = drills.attributed(view.seen.drill, plan.generation, found, failure, reports=view.reports)
@@ -121,11 +115,7 @@ def _doubt_event(doubted: DoubtedCheckpoint) -> EventDraft:
 def with_incident(
     view: JobView, found: tuple[Fault, ...], reached: Step, *, decision: Response | None = None
 ) -> tuple[JobView, tuple[IncidentRecord, ...]]:
-    """Store the incident of these faults in the job's record.
-
-    Return the changed `JobView`, and a tuple with the earlier incident if it ends now, because training had resumed
-    before these faults. Otherwise, the tuple is empty.
-    """
+    """Store the incident of these faults in the job's record. Also return the earlier incident if it ends now."""
     before, record = view.record.incident, view.record
     closed, incident = _incident_of(view, found, reached)
     if before is None or before.id != incident.id:
@@ -139,13 +129,9 @@ def with_incident(
 def _incident_of(
     view: JobView, found: tuple[Fault, ...], reached: Step
 ) -> tuple[tuple[IncidentRecord, ...], IncidentRecord]:
-    """Return a tuple with the earlier incident if it ends now, and the incident to which the faults belong.
-
-    A failure before training resumes belongs to the open incident. A later failure closes the open incident and opens
-    another incident.
-    """
     before = view.record.incident
     if before is not None and before.state not in (IncidentState.REWORKING, IncidentState.CLOSED):
+        # A failure before training resumes belongs to the open incident.
         again = incidents.moved(before, IncidentEvent.FAILED_AGAIN, view.now)
         again = incidents.with_faults(again, tuple(replace(fault, at=before.failed_at) for fault in found))
         # A planned departure loses no shard, because the departing node has replicated its last step.
@@ -172,13 +158,9 @@ def _incident_of(
 
 
 def _earliest_failure_at(view: JobView) -> float:
-    """Return the earliest Unix time at which the failure of a new incident can have occurred.
-
-    The time is the end of the job's last incident. If this incident is still open in the database, the result is the
-    last time of its recovery that an earlier decision stored. Without an earlier incident, the first start of the
-    job's ranks counts, or the job's creation.
-    """
+    """Return the earliest Unix time at which the failure of a new incident can have occurred."""
     record, stored = view.record, view.seen.record.incident
+    # The stored incident may still be open although the next failure ends it.
     moments = () if stored is None else (stored.failed_at, stored.opened_at, stored.replaced_at, stored.restored_at)
     bounds: tuple[float | None, ...] = (record.created_at, record.started_at, record.last_incident_ended_at, *moments)
     return max(each for each in bounds if each is not None)

@@ -1,7 +1,4 @@
-"""Decides for a job in state PREPARING which nodes take part in the next generation, and which the job gives up.
-
-Each function applies one rule and returns the changed `JobView`.
-"""
+"""Decides for a job in state PREPARING which nodes take part in the next generation, and which the job gives up."""
 
 from __future__ import annotations
 
@@ -25,15 +22,11 @@ from control_plane.core.states import IncidentState
 from everstep.protocol.ids import NO_STEP, NodeId
 
 NODE_LOSS_CAUSES = (Cause.NODE_UNREACHABLE, Cause.NODE_FAULT, Cause.INSTANCE_TERMINATED, Cause.SHRUNK)
-"""Causes of incidents in which the job lost the memory of a node."""
 
 
 def with_late_reports(view: JobView) -> JobView:
-    """Update the incident from late reports about the ended generation: an earlier exit, or a later finished step.
-
-    After a downtime, the control plane can detect a lost node before other nodes report the earlier exits of their
-    ranks. A rank can also finish a step between its last report and its end.
-    """
+    """Update the incident from late reports about the ended generation: an earlier exit, or a later finished step."""
+    # After a downtime, a lost node can be detected before other nodes report the earlier exits of their ranks.
     before = view.record.incident
     if before is None or before.state is not IncidentState.REPLACING:
         return view
@@ -71,11 +64,7 @@ def with_late_reports(view: JobView) -> JobView:
 def _with_struck_rank(
     view: JobView, incident: IncidentRecord, late_exits: tuple[Fault, ...]
 ) -> tuple[JobView, IncidentRecord, tuple[Fault, ...]]:
-    """Give rank exits the cause DRILL, once an agent reports the exit of the rank that a drill killed.
-
-    `late_exits` contains rank exits that agents reported only after the incident had opened. The function returns
-    its arguments unchanged if no drill explains the exits.
-    """
+    """Give rank exits the cause DRILL, once an agent reports the exit of the rank that a drill killed."""
     drill = view.seen.drill
     if drill is None or incident.cause is not Cause.RANK_EXIT or not drills.has_struck_rank_ended(drill, view.reports):
         return view, incident, late_exits
@@ -94,10 +83,7 @@ def _with_struck_rank(
 
 
 def with_promise_deadlines(view: JobView) -> JobView:
-    """Record when the control plane first requested each member's promise to join.
-
-    The deadline for the promise starts at this request. A member that has promised has no deadline.
-    """
+    """Record when the control plane first requested each missing promise. The deadline starts then."""
     roll = launch.call_roll(view.spec, view.seen, view.record, view.policy)
     before = dict(view.record.asked)
     return with_record(
@@ -108,8 +94,7 @@ def with_promise_deadlines(view: JobView) -> JobView:
 def with_faulty(view: JobView) -> JobView:
     """Record the members whose agents report a fault of their own node during a recovery.
 
-    The job gives up such a member if this loses no committed step. Otherwise the job keeps the member until the ranks
-    of the next generation run. If the fault still exists then, the member counts as lost.
+    The job keeps such a member once if it needs its shards. A fault in the next generation is then a loss.
     """
     record, verdicts = view.record, dict(view.verdicts)
     tried = record.incident.kept_instance_ids if record.incident is not None else ()
@@ -149,10 +134,9 @@ def without_lost(view: JobView) -> JobView:
 def without_unreachable(view: JobView) -> JobView:
     """Exclude members that have not promised in time to join the issued generation.
 
-    The wait counts from the request for the promise. If the exclusion loses no committed step, the job waits for
-    `prepare_deadline_seconds`, or `exclude_seconds` for a connected member. Otherwise the member may hold the only copy
-    of a shard. The job then waits for `blind_wait_seconds`, and `exclude_seconds` longer for a connected member. If the
-    job would then repeat much training, it waits until the member returns or a person decides (`core.repeats`).
+    Without a loss of committed steps, the wait is `prepare_deadline_seconds`, or `exclude_seconds` for a connected
+    member. Otherwise it is `blind_wait_seconds`, and `exclude_seconds` longer for a connected member. If the job would
+    then repeat much training, it waits until the member returns or a person decides (`core.repeats`).
     """
     record, timeouts = view.record, view.policy.timeouts
     roll = launch.call_roll(view.spec, view.seen, record, view.policy)
@@ -162,6 +146,7 @@ def without_unreachable(view: JobView) -> JobView:
     left, floor = restorable_step(view, record, roll), launch.floor_of(view.spec, view.seen, record)
     late_seconds, silent_seconds = timeouts.exclude_seconds, timeouts.prepare_deadline_seconds
     silence = Absence.SILENT
+    # The member may hold the only copy of a shard.
     if left < floor:
         late_seconds, silent_seconds = (
             timeouts.blind_wait_seconds + timeouts.exclude_seconds,
@@ -195,9 +180,7 @@ def without_unreachable(view: JobView) -> JobView:
 def without_suspects(view: JobView) -> JobView:
     """Exclude the nodes that alone fail to load some state, so that another node reads it (`core.witnesses`).
 
-    A node leaves at its first wrong content if a spare can take over; a person then decides about the node. After two
-    failed loads, the fleet replaces the node. If the job needs the node's memory, the job keeps the node, and skips the
-    state after two failed loads.
+    If the job needs such a node's memory, it skips the state after two failed loads instead.
     """
     roll = launch.call_roll(view.spec, view.seen, view.record, view.policy)
     if roll.late or roll.unreachable:
@@ -234,10 +217,7 @@ def without_suspects(view: JobView) -> JobView:
 
 
 def without_departing(view: JobView) -> JobView:
-    """Exclude the members that the job should give up, unless this would lose a committed step.
-
-    The job keeps a member if no other member and no checkpoint has one of its shards.
-    """
+    """Exclude the members that the job should give up, unless this would lose a committed step."""
     record = view.record
     known = {exclusion.node_id for exclusion in record.exclusions}
     here = [move for move in record.moves if move.node_id in view.seen.assigned and move.node_id not in known]

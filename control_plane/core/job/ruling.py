@@ -19,12 +19,7 @@ from everstep.protocol.ids import FIRST_STEP
 
 
 def with_ruling(view: JobView) -> tuple[JobView, Repeated | None]:
-    """Apply the decision of `core.breakers` about repeated failures, once all members have promised to join.
-
-    The first value is `view` with the decision in the job's record. The second value is the reason for which the job
-    fails, or None if the job continues. The function decides nothing if the job itself did not cause the end of the
-    last generation.
-    """
+    """Apply the decision of `core.breakers`. The second value is the reason for which the job fails, or None."""
     view = _without_explained_losses(view)
     record, spec = view.record, view.spec
     roll = launch.call_roll(spec, view.seen, record, view.policy)
@@ -62,14 +57,12 @@ def with_ruling(view: JobView) -> tuple[JobView, Repeated | None]:
 
 
 def _without_explained_losses(view: JobView) -> JobView:
-    """Remove the losses of nodes whose instances ended, as AWS has reported since."""
     ended = {node_id for node_id, node in view.nodes.items() if node.instance is InstanceCondition.ENDED}
     failures = tuple(each for each in view.record.failures if not (each.is_node_loss and each.node_id in ended))
     return with_record(view, failures=failures)
 
 
 def _refused_state(view: JobView, failure: FailureRecord) -> tuple[RefusedSource, ...]:
-    """Return all sources of the shards that the failed generation restored, so that later plans do not use them."""
     plan = view.seen.plan
     if plan is None or plan.base_step != failure.base_step:
         return ()

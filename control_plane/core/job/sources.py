@@ -1,7 +1,4 @@
-"""Determines which steps a job can restore from its members' memory and from S3.
-
-The module `core.recovery` makes the choice; these functions pass it the data of a `JobView`.
-"""
+"""Determines for a `JobView` which steps a job can restore from its members' memory and from S3."""
 
 from __future__ import annotations
 
@@ -15,16 +12,12 @@ from everstep.protocol.ids import FIRST_STEP, NodeId, Step
 
 
 def restorable_step(view: JobView, record: JobRecord, roll: launch.Roll) -> Step:
-    """Return the newest step that every rank can restore from memory or from S3.
-
-    Only members that have promised to join the new generation count, because they report their shards with this
-    promise.
-    """
+    """Return the newest step that every rank can restore from memory of promised members, or from S3."""
     return recovery.choose(launch.survey(view.spec, view.seen, record, roll)).base_step
 
 
 def restorable_step_without(view: JobView, node_id: NodeId | None) -> Step:
-    """Return the newest step that every rank can restore if the job gives up `node_id`, or no node if it is None."""
+    """Return the newest step that every rank can restore without `node_id`."""
     others = replace(
         view, seen=replace(view.seen, assigned=tuple(each for each in view.seen.assigned if each != node_id))
     )
@@ -38,11 +31,7 @@ def step_left_in_s3(view: JobView, roll: launch.Roll) -> tuple[Step, Step]:
 
 
 def step_to_keep(view: JobView, roll: launch.Roll) -> Step:
-    """Return the committed step that the job must still be able to restore after it gives up nodes.
-
-    Once all members have promised to join the next generation, the result is at most the newest step that these members
-    and S3 can restore.
-    """
+    """Return the step that must stay restorable: at most the newest that promised members and S3 can restore."""
     floor = launch.floor_of(view.spec, view.seen, view.record)
     return floor if roll.late or roll.unreachable else min(floor, restorable_step(view, view.record, roll))
 

@@ -23,16 +23,13 @@ from everstep.protocol.agent_messages import Obstacle
 from everstep.protocol.ids import FIRST_STEP, Step
 
 LONGEST_PAUSE_SECONDS = 10.0
-"""Longest pause between two attempts to load while the store is out of reach. A short pause resumes training soon."""
+"""Longest pause between two attempts to load while the store is out of reach."""
 STAND_ASIDE_SECONDS = 600.0
 """Time for which a job without patience left stays in the queue before its next attempt."""
 
 
 def after_loads(view: JobView) -> Blocked | None:
-    """Return the job's wait for a store after the loads of its newest generation, or None without such a wait.
-
-    A load that failed for another reason ends the wait.
-    """
+    """Return the job's wait for a store after its newest loads, or None. A load that failed otherwise ends the wait."""
     before, plan = view.record.store_wait, view.plan
     found = faults.blocked_loads(plan, view.reports)
     if found:
@@ -74,15 +71,12 @@ def hold_reason(view: JobView) -> AwaitsStore | None:
 
 
 def end_hold(view: JobView) -> tuple[JobView, tuple[Fault, ...]] | None:
-    """Return the faults that end a generation whose nodes repeat their loads. None: the nodes continue.
-
-    `await_store` then decides about the nodes. A generation that restores a step which S3 does not have ends only for
-    a stop.
-    """
+    """Return the faults that end a generation whose nodes repeat their loads, or None if the nodes continue."""
     wait, record = view.record.store_wait, view.record
     if wait is None or not wait.is_probed:
         return None
     is_over = record.pause_requested_at is not None or view.now >= _until(view, wait)
+    # A generation that restores a step which S3 does not have ends only for a stop.
     if not view.wants_stop and not (is_over and _is_stored(view)):
         return None
     held = dict(faults.held_loads(view.reports))
@@ -95,10 +89,9 @@ def _is_stored(view: JobView) -> bool:
 
 
 def await_store(view: JobView, roll: launch.Roll) -> Decision | None:
-    """Keep a prepared job from its next attempt to load until this attempt is due. None: the attempt is due.
+    """Keep a prepared job from its next attempt to load, or return None if the attempt is due.
 
-    If the patience ends, or a pause is requested, the job releases its nodes. It keeps the nodes while only their
-    memory has committed steps.
+    If the patience ends, the job releases its nodes unless only their memory has committed steps.
     """
     wait, record = view.record.store_wait, view.record
     if wait is None or view.now >= wait.next_attempt_at:

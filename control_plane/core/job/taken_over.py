@@ -1,7 +1,4 @@
-"""Handles a job that Everstep must not change: Everstep only observes it, and kills ranks of old generations.
-
-A person has taken the job over, or an administrator has paused all automatic actions.
-"""
+"""Handles a job that a person has taken over, or for which all automatic actions are paused: Everstep only observes."""
 
 from __future__ import annotations
 
@@ -17,12 +14,7 @@ from everstep.protocol.agent_messages import MemberPhase
 
 
 def observe_only(view: JobView) -> Decision:
-    """Record progress and write manifests. Send no message except orders to kill ranks of old generations.
-
-    The job's reason contains the faults to which Everstep would otherwise respond. A user's request to stop waits until
-    the job is handed back or the pause ends. Ranks of an old generation are killed even then, because they must never
-    run beside newer ranks.
-    """
+    """Record progress and write manifests. The job's reason contains the faults that Everstep does not handle."""
     actions: tuple[JobAction, ...] = ()
     if view.record.state in RUNNING_JOBS:
         view = with_progress(view)
@@ -33,6 +25,7 @@ def observe_only(view: JobView) -> Decision:
     # state, the ranks of the newest generation with a plan must stay.
     waits = view.record.state in (JobState.QUEUED, JobState.ALLOCATING, JobState.PREPARING)
     present = view.record.issued_generation if waits else view.record.generation
+    # Ranks of an old generation are killed even now, because they must never run beside newer ranks.
     ended = [
         halt(view, node_id, node.member.generation, "its generation has ended")
         for node_id, node in view.nodes.items()

@@ -1,10 +1,4 @@
-"""The input of one decision about a job (a pass of the job loop), with values derived from this input.
-
-For each state of a job, one function decides. The function receives a `JobView`, and returns a decision with a changed
-copy of the view's `record` (`with_record`).
-
-Invariant: all functions are pure.
-"""
+"""The input of one decision about a job, and values derived from it. All functions are pure."""
 
 from __future__ import annotations
 
@@ -36,15 +30,12 @@ from everstep.protocol.ids import FIRST_STEP, NO_STEP, Generation, NodeId, Rank,
 from everstep.protocol.plan import GenerationPlan
 
 GAP_LEASES = 4
-"""Longest time between two decisions about a job by a working control plane, as a multiple of `lease_seconds`.
-
-If the time is longer, no control plane watched the job in between.
-"""
+"""A longer time between two decisions, as a multiple of `lease_seconds`, means that no control plane was active."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """The input of one decision about a job: the observations, and for each node a verdict whether the job keeps it."""
+    """The observations of one decision about a job, with a verdict on each node."""
 
     now: float
     spec: JobSpec
@@ -53,13 +44,11 @@ class JobView:
     record: JobRecord
     nodes: Mapping[NodeId, NodeObserved]
     reports: Mapping[NodeId, MemberReport]
-    """Agents' reports about the newest generation, by node."""
+    """Agents' reports about the newest generation."""
     verdicts: Mapping[NodeId, NodeVerdict]
-    """One verdict per node of the newest plan and per assigned node: whether the job may use the node."""
+    """One verdict per node of the newest plan and per assigned node."""
     implications: tuple[Implication, ...] = ()
-    """Entries that the decision adds to nodes' fault histories: which node was involved in which incident."""
     events: tuple[EventDraft, ...] = ()
-    """Events that the decision stores. If the job's state changes, `change_state` adds an event about it."""
 
     @property
     def plan(self) -> GenerationPlan:
@@ -69,7 +58,7 @@ class JobView:
 
     @property
     def wants_pause(self) -> JobNote | None:
-        """Reason for the job to release its nodes and continue later. None without such a reason."""
+        """Reason for the job to release its nodes and continue later, or None."""
         if self.seen.gives_way_to:
             return JobNote(what=JobFact.PAUSES_FOR_JOB, name=self.seen.gives_way_to)
         before, incident = self.record.no_pause_before, self.record.incident
@@ -84,17 +73,13 @@ class JobView:
 
     @property
     def wants_stop(self) -> StopReason | None:
-        """Reason for the job to stop. None without such a reason."""
+        """Reason for the job to stop, or None."""
         is_requested = self.record.stop_requested_at is not None
         return self.record.stop_reason or (JobNote(what=JobFact.USER_ASKS_TO_STOP) if is_requested else None)
 
 
 def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: JobRecord) -> JobView:
-    """Return the input of a decision about a job: the agents' reports, and for each node whether the job may use it.
-
-    The reports are those about the newest generation. The job's record in the result omits exclusions of nodes that the
-    fleet has already removed from the job.
-    """
+    """Return the input of a decision about a job, with a verdict on each node."""
     planned = (
         [node.node_id for node in seen.plan.nodes] if seen.plan is not None and record.state in LAUNCHED_JOBS else []
     )
@@ -159,22 +144,18 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
 
 
 def gap_seconds(policy: Policy) -> float:
-    """Return the longest time, in seconds, between two decisions of a working control plane about the same job."""
+    """Return the longest time between two decisions of a working control plane about the same job."""
     return GAP_LEASES * policy.timeouts.lease_seconds
 
 
 def _history_before(node: NodeObserved, incident_id: str) -> NodeObserved:
-    """Return the node, with its fault history reduced to entries from incidents other than the open one."""
     if all(line.incident_id != incident_id for line in node.history):
         return node
     return replace(node, history=tuple(line for line in node.history if line.incident_id != incident_id))
 
 
 def _reached_limit(record: JobRecord, spec: JobSpec, now: float, price_usd_per_hour: float | None) -> JobNote | None:
-    """Return which stopping condition the job has reached, or None.
-
-    Paused time does not count. The limit for pending time applies only until the job first runs.
-    """
+    """Return which stopping condition the job has reached, or None. Paused time does not count."""
     paused = (record.microseconds.get(Bucket.PAUSED, 0) - record.paused_microseconds_before_start) / 1_000_000
     if (
         spec.max_runtime_seconds is not None
@@ -182,6 +163,7 @@ def _reached_limit(record: JobRecord, spec: JobSpec, now: float, price_usd_per_h
         and now - record.started_at - paused > spec.max_runtime_seconds
     ):
         return JobNote(what=JobFact.MAX_RUNTIME_OVER, limit=spec.max_runtime_seconds)
+    # The limit for pending time applies only until the job first runs.
     is_pending = record.state in (JobState.QUEUED, JobState.ALLOCATING) and record.started_at is None
     if (
         spec.max_pending_seconds is not None
@@ -220,10 +202,7 @@ def halt(view: JobView, node_id: NodeId, generation: Generation, reason: str) ->
 
 
 def has_agreed_stop(view: JobView) -> bool:
-    """Return whether all ranks have stopped at the same step, because the control plane requested it (agreed stop).
-
-    False if the coordinator reports that the script finished by itself, even if a stop was requested meanwhile.
-    """
+    """Return whether all ranks have stopped at one step because of a request, not by the script's own end."""
     status = next((report.round for report in view.reports.values() if report.round is not None), None)
     if status is not None and status.finished:
         return status.stopped
@@ -233,10 +212,7 @@ def has_agreed_stop(view: JobView) -> bool:
 def current_reports(
     nodes: Mapping[NodeId, NodeObserved], run: RunId, generation: Generation, plan: GenerationPlan | None = None
 ) -> dict[NodeId, MemberReport]:
-    """Return the members' newest reports by node, without reports about other generations than `generation`.
-
-    With the plan of this generation, the reports also lack what agents claim about ranks of other nodes.
-    """
+    """Return the members' reports about `generation`, without claims about ranks that its plan gives to other nodes."""
     is_planned = plan is not None and plan.generation == generation
     ranks = {node.node_id: frozenset(node.ranks) for node in plan.nodes} if plan is not None and is_planned else {}
     return {
@@ -247,7 +223,6 @@ def current_reports(
 
 
 def _about(report: MemberReport, ranks: frozenset[Rank]) -> MemberReport:
-    """Return a report without the statements about other ranks."""
     if all(each.rank in ranks for each in report.ranks) and all(each.rank in ranks for each in report.protection):
         return report
     return structs.replace(
@@ -258,10 +233,7 @@ def _about(report: MemberReport, ranks: frozenset[Rank]) -> MemberReport:
 
 
 def is_training_over(reports: Mapping[NodeId, MemberReport], world_size: int) -> bool:
-    """Return whether all ranks have finished the last step of the script, or the step of a requested stop.
-
-    Their processes may still run, for example to write results.
-    """
+    """Return whether all ranks have finished the last step. Their processes may still write results."""
     return any(report.round is not None and report.round.finished for report in reports.values()) or have_all_succeeded(
         reports, world_size
     )
@@ -274,15 +246,12 @@ def have_all_succeeded(reports: Mapping[NodeId, MemberReport], world_size: int) 
 
 
 def rank_exits(reports: Mapping[NodeId, MemberReport]) -> list[RankExit]:
-    """Return the exit (such as the exit code) of each ended rank, as the members' agents report it."""
+    """Return the exit of each ended rank, as the members' agents report it."""
     return [rank.exit for report in reports.values() for rank in report.ranks if rank.exit is not None]
 
 
 def passed_by_all(view: JobView) -> Step:
-    """Return the newest step that every rank has finished.
-
-    Return `NO_STEP` if the reports do not contain every rank.
-    """
+    """Return the newest step that every rank has finished, or `NO_STEP` if the reports do not contain every rank."""
     boundaries = [rank.boundary for report in view.reports.values() for rank in report.ranks]
     return min(boundaries) if len(boundaries) == view.plan.world_size else NO_STEP
 
@@ -299,10 +268,7 @@ def has_finished(view: JobView, node_id: NodeId) -> bool:
 
 
 def durable_step(view: JobView) -> Step:
-    """Return the newest step in S3 that the job can restore, or `NO_STEP`.
-
-    The function ignores checkpoints that are not part of the newest generation's history.
-    """
+    """Return the newest step in S3 that belongs to the job's history and is undamaged, or `NO_STEP`."""
     newest = checkpoints.newest_restorable(view.seen.checkpoints, view.seen.lineage, view.plan.generation)
     return NO_STEP if newest is None else newest.step
 
@@ -313,19 +279,12 @@ def lacks_checkpoint(view: JobView) -> bool:
 
 
 def watched_seconds(view: JobView, since: float) -> float:
-    """Return the seconds since `since` in which a control plane could watch the job.
-
-    After a period without a control plane, only the seconds since the end of this period count.
-    """
+    """Return the seconds since `since`, or since the end of the last period without a control plane."""
     return view.now - max(since, view.record.unwatched[1] if view.record.unwatched is not None else since)
 
 
 def last_movement_at(view: JobView) -> float:
-    """Return the Unix time at which training last made progress that the control plane observed.
-
-    Return the current time while the control plane cannot observe progress: most of the fleet is silent, or a member
-    has not reported.
-    """
+    """Return the Unix time of the last observed progress, or the current time while progress cannot be observed."""
     if view.seen.is_fleet_blind or not all(view.nodes[node.node_id].has_reported for node in view.plan.nodes):
         return view.now
     progress_at, unwatched = last_progress_at(view), view.record.unwatched
@@ -333,10 +292,7 @@ def last_movement_at(view: JobView) -> float:
 
 
 def last_progress_at(view: JobView) -> float:
-    """Return when the job's progress last changed, in Unix seconds.
-
-    The result is the current time if the job loop has just observed more progress than the database contains.
-    """
+    """Return the Unix time at which the job's progress last changed, possibly in this pass."""
     record, before = view.record, view.seen.record
     has_moved = (record.boundary, record.committed, record.proposed) != (
         before.boundary,

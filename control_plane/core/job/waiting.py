@@ -1,9 +1,4 @@
-"""Handles a job in state QUEUED or ALLOCATING: the job waits for its turn in the queue, then for all of its nodes.
-
-A job receives all of its nodes together. If the nodes do not arrive within `patience_seconds`, an elastic job starts
-with fewer nodes. Any other job stands aside (waits outside the queue for a while), or tries the next fleet of the
-user's list.
-"""
+"""Handles a job in state QUEUED or ALLOCATING: the job waits for its turn in the queue, then for all of its nodes."""
 
 from __future__ import annotations
 
@@ -72,21 +67,18 @@ def wait_for_nodes(view: JobView) -> Decision:
 
 
 def _with_vacancy(view: JobView) -> JobView:
-    """Record the time since which the job waits for nodes, or None if a person has requested a pause."""
     since = view.record.vacant_since
     is_paused = view.record.pause_requested_at is not None
     return with_record(view, vacant_since=None if is_paused else view.now if since is None else since)
 
 
 def _may_start_smaller(view: JobView) -> bool:
-    """Return whether the job has its minimum of nodes, and has waited `patience_seconds` for the other nodes."""
     smaller_from = elastic.smaller_from(view.spec, view.record)
     is_enough = len(view.seen.assigned) >= max(1, view.spec.least_node_count)
     return is_enough and smaller_from is not None and view.now >= smaller_from
 
 
 def _lacks(view: JobView, missing: int, what: JobFact | None = None) -> JobNote:
-    """Return the fact that the job lacks nodes. None for `what`: the job waits."""
     is_elastic = view.spec.least_node_count < view.spec.node_count
     waits = JobFact.LACKS_NODES_TO_START_SMALLER if is_elastic else JobFact.LACKS_NODES
     return JobNote(
@@ -99,7 +91,6 @@ def _lacks(view: JobView, missing: int, what: JobFact | None = None) -> JobNote:
 
 
 def _stand_aside(view: JobView, missing: int) -> Decision:
-    """Release the nodes of a job that still lacks nodes, so that the job delays no other jobs for a while."""
     attempts = view.record.gang_attempts + 1
     not_before = view.now + queue.stand_aside_seconds(attempts)
     aside = with_record(view, gang_attempts=attempts, not_before=not_before)
@@ -108,10 +99,7 @@ def _stand_aside(view: JobView, missing: int) -> Decision:
 
 
 def _next_fleet(view: JobView) -> FleetName | None:
-    """Return the next fleet of the user's list that accepts the job.
-
-    Return None if the job already had a generation or holds a node, because such a job stays in its fleet.
-    """
+    """Return the next fleet of the user's list that accepts the job. None if the job has held nodes in its fleet."""
     ring = view.spec.fleets
     if view.record.issued_generation or view.seen.assigned or view.spec.fleet not in ring:
         return None
@@ -120,10 +108,7 @@ def _next_fleet(view: JobView) -> FleetName | None:
 
 
 def _change_fleet(view: JobView, fleet: FleetName, missing: int) -> Decision:
-    """Move the job to the queue of another fleet.
-
-    After the job has tried all of its fleets, it waits before it tries the first fleet again, longer each time.
-    """
+    """Move the job to the queue of another fleet. After each round of all fleets, the job waits longer."""
     ring = view.spec.fleets
     record = view.record
     what, seconds = JobFact.LACKS_NODES_AND_CHANGES_FLEET, 0.0

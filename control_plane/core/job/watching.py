@@ -22,12 +22,7 @@ from everstep.protocol.ids import FIRST_STEP, NO_STEP
 
 
 def watch(view: JobView) -> Decision:
-    """Check a running job for everything that needs a response, and respond to the first finding.
-
-    The order of the checks is: permanent faults, completion, node and rank faults, a user's stop, hangs, a pause in
-    progress, departures (planned losses of nodes), growth, a new pause, returned nodes. In every case, the decision
-    also writes due manifests of checkpoints.
-    """
+    """Respond to the first finding about a running job. Every decision also writes due manifests of checkpoints."""
     view = _with_rehearsal(with_progress(view))
     record, plan = view.record, view.plan
     puts: tuple[JobAction, ...] = checkpoints.due(
@@ -129,17 +124,14 @@ def _with_rehearsal(view: JobView) -> JobView:
 
 
 def _may_rehearse(view: JobView) -> bool:
-    """Return whether nothing interrupts the training of a running job now or soon."""
     is_quiet = view.record.incident is None and view.record.growth is None
     return is_quiet and is_in_phase(view, view.plan.coordinator, MemberPhase.RUNNING)
 
 
 def _with_order(view: JobView) -> JobView:
-    """Order a rehearsal if the agents of all nodes support it. Otherwise, refuse a person's request.
-
-    An agent of an earlier release, anywhere in the tree of agents, would drop the agreement's fields from the messages
-    that it forwards. The ranks would then wait for each other until the limit of their phase.
-    """
+    """Order a rehearsal if the agents of all nodes support it. Otherwise, refuse a person's request."""
+    # An earlier agent anywhere in the tree would drop fields from the messages that it forwards. The ranks would then
+    # wait for each other until the limit of their phase.
     earlier, unknown = agents_before(view, (node.node_id for node in view.plan.nodes), Rehearse.since_minor)
     if earlier and rehearsal.is_asked(view.record):
         record, events = rehearsal.refused(view.spec, view.record, view.plan.node(earlier[0]), view.now)
@@ -150,7 +142,6 @@ def _with_order(view: JobView) -> JobView:
 
 
 def _rehearse(view: JobView) -> tuple[JobAction, ...]:
-    """Return the stored order to rehearse, until the coordinator has it."""
     order, coordinator = view.seen.record.rehearsal, view.reports.get(view.plan.coordinator)
     status = coordinator.round if coordinator is not None else None
     is_stored = order.is_open and order.generation == view.plan.generation and view.record.rehearsal.is_open
@@ -171,10 +162,7 @@ def _awaits_first_step(view: JobView) -> JobReason:
 
 
 def _with_notices(view: JobView) -> JobView:
-    """Record that new notices from AWS require a checkpoint before the announced nodes end.
-
-    Each notice requires one checkpoint. `notice_wanted` stores the lowest step that this checkpoint may have.
-    """
+    """Record that new notices from AWS require one checkpoint, of at least step `notice_wanted`."""
     record = view.record
     announced = tuple(move.node_id for move in record.moves if move.is_announced)
     is_new = bool(set(announced) - set(record.noticed))
@@ -184,10 +172,7 @@ def _with_notices(view: JobView) -> JobView:
 
 
 def _wanted_checkpoint(view: JobView) -> tuple[JobAction, ...]:
-    """Return the order to the coordinator to upload a checkpoint, if a user or a notice of AWS requires one.
-
-    Each decision about the job repeats the order until the checkpoint is in S3.
-    """
+    """Return the order to upload a checkpoint that a user or a notice requires, until it is in S3."""
     wanted, plan = max(view.record.checkpoint_wanted, view.record.notice_wanted), view.plan
     if wanted < 0 or not is_in_phase(view, plan.coordinator, MemberPhase.RUNNING):
         return ()
@@ -202,7 +187,6 @@ def _wanted_checkpoint(view: JobView) -> tuple[JobAction, ...]:
 
 
 def _watch_clocks(view: JobView) -> hangs.Watched:
-    """Check the members' reports for a hang of the ranks, by the rules of `core.hangs`."""
     has_all_reports = all(
         node.node_id in view.reports
         and view.nodes[node.node_id].is_connected

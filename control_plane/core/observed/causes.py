@@ -1,10 +1,7 @@
-"""The reasons for the states of nodes, fleets and rolls, as values.
+"""The reasons for the states of nodes, fleets and rolls, as values: the facts of `core.observed.facts`, and others.
 
-`control_plane.accounts` turns a reason into a sentence. Decisions compare types and fields. The fields `note` and
-`text` contain words of a person, of AWS or of an agent, which no code interprets.
-
-The facts of `core.observed.facts` are reasons as well. The database stores a reason as JSON, with its class under the
-key `kind`. A stored reason of an unknown class becomes `Recorded`, which no decision recognizes.
+No code interprets `note` and `text`, which contain words of a person, of AWS or of an agent. The database stores a
+reason as JSON with its class as `kind`. An unknown class becomes `Recorded`.
 """
 
 from __future__ import annotations
@@ -155,7 +152,7 @@ class LaunchesFail(Value, frozen=True):
 
     text: str = ""
     retry_at: float | None = None
-    """Time of Everstep's next attempt, in Unix seconds."""
+    """Unix seconds of Everstep's next attempt."""
     suspension: str | None = None
     is_suspension_administrative: bool = False
 
@@ -196,13 +193,10 @@ class RequestRefused(Value, frozen=True, tag="Refused"):
     node_id: str
     state: NodeState
     request: NodeRequest | None = None
-    """The request that is already pending."""
     job: str = ""
     by: str = ""
-    """The person who manages the node's job instead of Everstep."""
     max_node_count: int = 0
     frozen: tuple[Reason, ...] = ()
-    """Why the fleet is frozen."""
 
 
 class FleetFrozen(Value, frozen=True):
@@ -248,7 +242,6 @@ class NotInService(Value, frozen=True):
 Obstacle: TypeAlias = (
     RequestRefused | FleetFrozen | JobBusy | JobUnsettled | ShardUnprotected | TooFewAvailable | NotInService
 )
-"""Why a roll does not begin with another node."""
 
 
 class Rolls(Value, frozen=True):
@@ -309,7 +302,6 @@ Reason: TypeAlias = (
     | Obstacle
 )
 NOTHING = Recorded()
-"""The reason of a row that no decision has changed yet."""
 
 resolve(Reason)
 

@@ -37,7 +37,6 @@ class DrillOutcome(StrEnum):
     """The reason for the end of a drill. `control_plane.accounts.facts` has the sentences."""
 
     TRAINED_ON = "trained_on"
-    """The ranks have passed the step that they had reached before the drill."""
     JOB_COMPLETED = "job_completed"
     JOB_FAILED = "job_failed"
     JOB_STOPPED = "job_stopped"
@@ -45,12 +44,11 @@ class DrillOutcome(StrEnum):
     OTHER_INCIDENT = "other_incident"
     NO_LAUNCH_ENDED = "no_launch_ended"
     NOT_TRAINING = "not_training"
-    """The control plane did not inject the fault, because the job did not train without an incident."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillObserved:
-    """A drill (a fault that a person ordered), as the job loop reads it from the database."""
+    """A drill, as the job loop reads it from the database."""
 
     id: str
     kind: DrillKind
@@ -60,7 +58,7 @@ class DrillObserved:
     requested_at: float
     state: DrillState = DrillState.REQUESTED
     generation: Generation = NO_GENERATION
-    """The generation that ran when the control plane injected the fault. 0 before the injection."""
+    """The generation that ran when the control plane injected the fault, or 0."""
     struck_at: float | None = None
     incident_id: str = ""
     ended_at: float | None = None

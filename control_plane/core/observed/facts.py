@@ -1,9 +1,7 @@
 """Facts: the evidence of verdicts, departures and incidents, as values.
 
-`control_plane.accounts.facts` turns a fact into a sentence. Decisions compare the types and fields of facts. The fields
-`text` and `note` contain words of AWS, an agent or a person, which no code interprets.
-
-The database stores a fact as JSON, with its class under the key `kind`.
+No code interprets `text` and `note`, which contain words of AWS, an agent or a person. The database stores a fact as
+JSON with its class as `kind`.
 """
 
 from __future__ import annotations
@@ -36,9 +34,8 @@ class InstanceEnded(Value, frozen=True):
     state: str
     """EC2's state, for example `terminated`, or a clause about the lifecycle state in the Auto Scaling group."""
     code: str = ""
-    """EC2's code of the state reason, for example `Client.UserInitiatedShutdown`. Empty without a code."""
+    """EC2's code of the state reason, for example `Client.UserInitiatedShutdown`, or empty."""
     text: str = ""
-    """EC2's state reason. Empty without a reason."""
 
 
 class NodeRemoved(Value, frozen=True):
@@ -53,15 +50,14 @@ class Faulty(Value, frozen=True):
     code: str
     text: str
     xid: int | None = None
-    """Number of NVIDIA's Xid error. None for other faults."""
     device: str = ""
-    """The faulty device: `gpu 3`, `eth0`. Empty if the fault concerns the whole node."""
+    """`gpu 3`, `eth0`. Empty if the fault concerns the whole node."""
     is_repeated: bool = False
     """Whether the same fault already caused a reboot of the node."""
 
     @property
     def gpu(self) -> str | None:
-        """The index of the faulty GPU. None if the device is not a GPU."""
+        """The index of the faulty GPU, or None."""
         kind, _, index = self.device.partition(" ")
         return index if kind == "gpu" else None
 
@@ -135,12 +131,10 @@ class Requested(Value, frozen=True):
 class SilenceProof(StrEnum):
     """The circumstance of a node's silence that decides what the silence proves.
 
-    - NONE: nothing else is known.
     - BLIND: most of the fleet is silent, so the silence proves nothing.
     - PEERS: other nodes do not reach the node.
     - CHECK: a status check of EC2 fails. `AgentSilent.text` describes the check.
     - LIMIT: the silence exceeds `AgentSilent.limit_seconds`, and no step advanced.
-    - LAUNCH: the agent was silent during a launch.
     - COORDINATOR: the agent is the coordinator, and no step was committed.
     """
 
@@ -164,10 +158,7 @@ class AgentSilent(Value, frozen=True):
 
 
 class OutOfView(Value, frozen=True):
-    """The node does not answer other members, although its agent reports.
-
-    `limit_seconds` is set once the time exceeds the limit.
-    """
+    """The node does not answer other members, although its agent reports, for longer than `limit_seconds` if set."""
 
     node_id: NodeId
     seconds: float
@@ -175,12 +166,7 @@ class OutOfView(Value, frozen=True):
 
 
 class Absence(StrEnum):
-    """The way in which a member failed to join the next generation in time.
-
-    - LATE: its agent is connected, but did not promise to join.
-    - SILENT: its agent is silent.
-    - UNREACHABLE: its agent is silent, and the job waited longer for the shards on the node.
-    """
+    """The way in which a member failed to join. UNREACHABLE: silent, although the job waited longer for its shards."""
 
     LATE = "late"
     SILENT = "silent"
@@ -210,7 +196,7 @@ class AgentRestarted(Value, frozen=True):
     node_id: NodeId
     generation: Generation
     reported_generation: Generation | None = None
-    """The generation that the agent reports. None if the agent has no state of the job."""
+    """None if the agent has no state of the job."""
 
 
 class RankEnded(Value, frozen=True):
@@ -222,7 +208,6 @@ class RankEnded(Value, frozen=True):
     code: int
     """The exit code, or the negated signal number."""
     memory: MemoryEnd | None = None
-    """The evidence of exhausted memory. None for other ends."""
 
 
 class RankLoadFailed(Value, frozen=True, tag="LoadFailed"):
@@ -240,12 +225,7 @@ class AloneFailedToLoad(Value, frozen=True):
 
 
 class ShardLoss(StrEnum):
-    """The way in which shards were lost.
-
-    - HOLDERS: every node that held a shard is lost.
-    - PARITY: two nodes of a parity group are lost.
-    - MEMORY: no remaining node holds a shard, because earlier losses were not repaired yet.
-    """
+    """The way in which shards were lost. MEMORY: earlier losses were not repaired before the next one."""
 
     HOLDERS = "holders"
     PARITY = "parity"
@@ -262,7 +242,6 @@ class ShardsLost(Value, frozen=True):
 class HangProof(StrEnum):
     """The way in which stacks prove that ranks cannot continue by themselves.
 
-    - STOPPED: a signal has stopped the ranks.
     - ASLEEP: no stack changed, and the ranks used neither CPU nor GPU.
     - LEFT_BEHIND: the ranks sleep while other ranks reached a later step.
     - UNCHANGED: no stack changed up to the last limit, although ranks use CPU or GPU.
@@ -284,10 +263,7 @@ class RanksOnNodes(msgspec.Struct, frozen=True):
 
 
 class Standstill(Value, frozen=True):
-    """Ranks made no progress in `phases` for longer than `limit_seconds`.
-
-    `proof` is None while nothing proves a hang. The event about the ranks contains their stacks.
-    """
+    """Ranks made no progress in `phases` for longer than `limit_seconds`. Without `proof`, nothing proves a hang."""
 
     stuck: RanksOnNodes
     phases: tuple[str, ...]
@@ -295,11 +271,8 @@ class Standstill(Value, frozen=True):
     seconds: float
     proof: HangProof | None = None
     proven: RanksOnNodes | None = None
-    """The ranks that are stopped or left behind."""
     reached_step: Step | None = None
-    """The step that other ranks reached. Set for LEFT_BEHIND."""
     last_limit_seconds: float | None = None
-    """The limit up to which no stack changed. Set for UNCHANGED."""
 
 
 class Oddity(StrEnum):
@@ -353,10 +326,9 @@ class Returned(Value, frozen=True):
 
     node_id: NodeId
     to: str = ""
-    """The job that needs the node. Empty if MaxNodeCount requires the return."""
+    """Empty if MaxNodeCount requires the return."""
     max_node_count: int = 0
     besides: Fact | None = None
-    """The earlier reason to give the node up. None without such a reason."""
 
 
 class NotStopped(Value, frozen=True):
@@ -371,7 +343,7 @@ class NotPaused(Value, frozen=True):
 
     seconds: float
     step: Step | None = None
-    """The step that did not become a checkpoint. None if the ranks did not stop."""
+    """None if the ranks did not stop."""
 
 
 class NoReplacement(Value, frozen=True):
@@ -456,6 +428,5 @@ def ranks_of(fact: Fact) -> tuple[Rank, ...]:
 
 
 NOTHING = Recorded()
-"""The evidence of a verdict that needs none."""
 
 resolve(Fact)

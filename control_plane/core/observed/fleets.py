@@ -27,51 +27,29 @@ class FleetSpec:
     min_node_count: int
     spare_count: int
     spare_probability: float | None = None
-    """The probability that the user wants for a free spare when a node fails.
-
-    If this field is set, the fleet ignores `spare_count`.
-    """
+    """The probability that a spare is free when a node fails. It replaces `spare_count` if set."""
     is_deleting: bool = False
-    """Whether a user requested the deletion.
-
-    The fleet terminates all nodes, then the control plane deletes the fleet.
-    """
     is_blindness_lifted: bool = False
-    """Whether a person confirmed that the silent nodes are lost.
-
-    The fleet then terminates nodes although most of its agents are silent. The confirmation ends when most agents
-    report again.
-    """
+    """Whether a person confirmed that silent nodes are lost although most agents are silent."""
     holds_failed_instances: bool = False
-    """Whether the fleet keeps failed instances for inspection instead of terminating them.
-
-    The fleet holds an instance only if the group's MaxSize still leaves room for the nodes that jobs need.
-    """
+    """Whether the fleet keeps failed instances for inspection, as far as the group's MaxSize has room."""
     max_replacements_per_hour: int = DEFAULT_REPLACEMENTS_PER_HOUR
 
 
 Vacancies: TypeAlias = tuple[tuple[float, int], ...]
-"""Vacancies of a group, oldest first: instances that the group desires and does not have.
-
-Each pair contains the Unix time since which these instances are missing, and their number.
-"""
+"""Unix times and numbers of the instances that a group desires and does not have, oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetHistory:
-    """Failures and replacements of a fleet's nodes so far, from which `core.spares` computes the number of spares."""
+    """Failures and replacements of a fleet's nodes, from which `core.spares` computes the number of spares."""
 
     node_seconds: float = 0.0
-    """Time that the fleet's nodes have worked for jobs, summed over nodes."""
+    """Working time for jobs, summed over nodes."""
     lost_node_count: int = 0
-    """Number of nodes that jobs lost during `node_seconds`, because the nodes failed or AWS reclaimed them."""
     replacement_count: int = 0
     replacement_seconds: float = 0.0
-    """Total duration of the `replacement_count` replacements.
-
-    Each duration starts when the group lacks an instance and ends when the new instance's agent connects. It includes
-    the wait for capacity.
-    """
+    """Sum of the times from the lack of an instance to the connection of its agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +63,13 @@ class GroupMember:
 
     @property
     def counts(self) -> bool:
-        """Whether Auto Scaling counts the instance towards the desired capacity: it neither leaves nor stands by."""
+        """Whether the instance counts towards the desired capacity: it neither leaves nor stands by."""
         return not self.is_leaving and not self.lifecycle_state.startswith(("Standby", "EnteringStandby"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupObserved:
-    """The Auto Scaling group of a fleet, as AWS reports it."""
+    """The Auto Scaling group of a fleet, as AWS reports it. Times are Unix seconds."""
 
     desired_count: int
     min_size: int
@@ -100,26 +78,22 @@ class GroupObserved:
     termination_hooks: tuple[str, ...]
     drift: tuple[str, ...]
     launch_failure: str = ""
-    """AWS's reason for the newest failed launch. Empty if a later launch succeeded."""
+    """Empty if a later launch succeeded."""
     is_short: bool = False
-    """Whether the newest launch failed because AWS has too few instances of the type."""
+    """Whether AWS had too few instances of the type."""
     hook_seconds: float = 60.0
-    """Timeout, in seconds, of the lifecycle hooks that hold terminating instances."""
+    """Timeout of the lifecycle hooks that hold terminating instances."""
     failed_at: float | None = None
-    """Time of the newest failed launch, in Unix seconds. None while launches succeed."""
+    """None while launches succeed."""
     failing_since: float | None = None
-    """Time of the first failed launch since the last successful one, in Unix seconds.
-
-    Set if and only if `failed_at` is set.
-    """
+    """The first failed launch since the last success. Set together with `failed_at`."""
     launch_suspension: str | None = None
-    """AWS's reason for the suspension of the group's Launch process. None if the process is not suspended."""
     is_suspension_administrative: bool = False
     """Whether AWS suspended the launches by itself, after a long period of failures."""
     zone: str = ""
     """The group's only Availability Zone. Empty if the group has several, or launches without a launch template."""
     unprotected: tuple[NodeId, ...] = ()
-    """Instances in service, sorted, that Auto Scaling may terminate because they lack protection from scale-in."""
+    """Instances in service, sorted, that lack protection from scale-in."""
 
     @property
     def is_launch_suspended_by_person(self) -> bool:
@@ -128,7 +102,7 @@ class GroupObserved:
 
     @property
     def staying(self) -> tuple[NodeId, ...]:
-        """The ids of the instances that the Auto Scaling group contains and is not terminating."""
+        """The instances of the group that it is not terminating."""
         return tuple(member.node_id for member in self.members if not member.is_leaving)
 
 
@@ -140,13 +114,12 @@ class LaunchRecord:
     """The call's idempotency key. The ClientToken is its digest."""
     count: int
     desired_count: int
-    """Desired capacity that the group has after the call."""
     since: float
-    """Time of AWS's answer, or of the first attempt while `is_open`, in Unix seconds."""
+    """Unix seconds of AWS's answer, or of the first attempt while `is_open`."""
     is_open: bool = False
-    """Whether the outcome is unknown: AWS has not answered, or the control plane ended before it stored the answer."""
+    """Whether AWS has not answered, or the control plane ended before it stored the answer."""
     is_refused: bool = False
-    """Whether AWS refused the call. If neither `is_open` nor `is_refused` is set, AWS executed the call."""
+    """Whether AWS refused the call. With neither flag, AWS executed it."""
 
 
 class Hold(StrEnum):
@@ -173,7 +146,7 @@ class HoldRelease(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """A node's row in the database, as decisions about its fleet read and change it."""
+    """A node's row in the database, as decisions about its fleet read and change it. Times are Unix seconds."""
 
     node_id: NodeId
     state: NodeState
@@ -181,63 +154,48 @@ class NodeRecord:
     reason: Reason
     created_at: float
     wanted_at: float | None = None
-    """Unix time since which the group lacked the instance that later became this node.
-
-    None if the fleet loop did not observe that an instance was missing.
-    """
+    """Time since which the group lacked this instance. None if the fleet loop did not observe the lack."""
     since: float = 0.0
-    """Time at which the node entered its current state, in Unix seconds."""
+    """Start of the current state."""
     hold: Hold | None = None
-    """Reason for holding the node. Set only in state HELD."""
+    """Set only in state HELD."""
     replaced_at: float | None = None
-    """Time at which the fleet requested a replacement for the node. None before the request."""
+    """Time of the request for a replacement."""
     release: HoldRelease | None = None
-    """A person's decision about a held node. None without a decision."""
     request: Requested | None = None
-    """Pending request for this node, by a person, or by a roll (which reboots or replaces all nodes), or None."""
     connected_at: float | None = None
-    """Time at which the node's agent last connected, in Unix seconds."""
     evidence_at: float | None = None
-    """Unix time at which the upload of the node's logs to S3 was complete. None before the end of the upload."""
+    """Time at which the node's logs were in S3."""
     burn_in: BurnIn | None = None
-    """Tests of the node. None before the first order to test it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetJob:
-    """A job that has not ended, with the facts that decisions about its fleet use."""
+    """A job that has not ended, with the facts that decisions about its fleet use. Times are Unix seconds."""
 
     job: JobName
     run: RunId
     state: JobState
     node_count: int
-    """Number of nodes that the job requests."""
     priority: int
     created_at: float
     least_node_count: int = 0
-    """Smallest number of nodes with which the job starts and continues. 0 means `node_count`."""
+    """0 means `node_count`."""
     most_node_count: int = 0
-    """Number of nodes up to which the job grows. 0 means `node_count`."""
+    """0 means `node_count`."""
     member_count: int = 0
-    """Number of nodes of the next generation if it is already decided, else of the newest generation.
-
-    0 before the first generation.
-    """
+    """Nodes of the next generation if decided, else of the newest. 0 before the first."""
     smaller_from: float | None = None
-    """Unix time from which a waiting job starts with `least_node_count` nodes. None if it waits for all nodes."""
+    """Time from which a waiting job starts with `least_node_count` nodes."""
     exclusions: tuple[Exclusion, ...] = ()
     source: SourceArchive | None = None
-    """The source archive that nodes need before their ranks can start."""
     project: str = ""
     quota: int | None = None
-    """Limit for the nodes of this fleet that all jobs of the project hold together. None means no limit."""
+    """Limit of this fleet's nodes for all jobs of the project together."""
     is_paused: bool = False
-    """Whether a person paused the job. The fleet then assigns no nodes to the job while it is in the queue."""
+    """A queued job then gets no nodes."""
     is_taken_over: bool = False
-    """Whether a person has taken the job over (TakeOverTrainingJob).
-
-    The fleet neither assigns nodes to the job nor removes nodes from it. Only AWS can remove nodes.
-    """
+    """Only AWS can then remove the job's nodes, and the fleet assigns none."""
     is_preemptible: bool = False
     """Whether a job of higher priority may make this job pause or continue on fewer nodes."""
     is_settled: bool = False
@@ -245,15 +203,9 @@ class FleetJob:
     not_before: float | None = None
     no_pause_before: float | None = None
     moves: tuple[Departure, ...] = ()
-    """Nodes that the job should give up.
-
-    While the job trains, the fleet assigns one additional node for each of these nodes.
-    """
+    """Nodes that the job should give up. While it trains, the fleet assigns one more node for each."""
     avoided: tuple[NodeId, ...] = ()
-    """Nodes that the job gave up to test whether they caused its failures.
-
-    The fleet prefers other nodes for this job.
-    """
+    """Nodes that the job gave up to test whether they caused its failures. The fleet prefers others."""
 
     def needed_count(self, now: float) -> int:
         """Return the number of nodes that the job needs to start or continue at `now` (Unix seconds)."""
@@ -264,10 +216,7 @@ class FleetJob:
         return least if self.smaller_from is not None and now >= self.smaller_from else self.node_count
 
     def claim_count(self, now: float) -> int:
-        """Return the number of nodes that the fleet reserves for the job before elastic jobs may grow.
-
-        The result is `node_count`, or the current number of nodes of a job that has grown beyond `node_count`.
-        """
+        """Return the number of nodes that the fleet reserves for the job before elastic jobs may grow."""
         return max(self.node_count, self.needed_count(now))
 
 
@@ -279,26 +228,16 @@ class FleetObserved:
     records: tuple[NodeRecord, ...]
     nodes: Mapping[NodeId, NodeObserved]
     jobs: tuple[FleetJob, ...]
-    """All jobs of the fleet that have not ended."""
     history: FleetHistory = FleetHistory()
     vacancies: Vacancies = ()
-    """The vacancies of the group (missing instances), as the last decision about the fleet stored them."""
     replaced: tuple[float, ...] = ()
-    """Unix times at which the fleet requested replacements for nodes that it took out of service.
-
-    Contains at least the times of the last hour, also of replacements that a person requested. Instances that AWS ended
-    or will end, and nodes that a roll replaces, do not count.
-    """
+    """Unix times of requested replacements in at least the last hour, without ends by AWS and rolls."""
     failed_join_count: int = 0
     """Number of consecutive instances that ended because their agents did not connect in time."""
     rebooted: Mapping[NodeId, float] = field(default_factory=dict[NodeId, float])
-    """Time at which EC2 accepted the reboot, in Unix seconds, for nodes in state REBOOTING.
-
-    If a REBOOTING node has no entry, the fleet must still request its reboot.
-    """
+    """Unix times at which EC2 accepted the reboot. A REBOOTING node without an entry still needs its request."""
     launch: LaunchRecord | None = None
-    """The fleet's newest call of LaunchInstances. None before the first."""
     roll: FleetRoll | None = None
-    """The fleet's newest roll (replacement or reboot of all nodes), which may have ended. None without a roll."""
+    """It may have ended."""
     roll_progress: RollProgress | None = None
-    """The stored progress of the newest roll, or of an earlier roll if the newest roll has just been requested."""
+    """The progress of the newest roll, or of the one before if a roll has just been requested."""

@@ -16,46 +16,35 @@ from everstep.protocol.ids import FIRST_STEP, NO_STEP, Generation, NodeId, Rank,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecord:
-    """A failure that the job itself may have caused.
-
-    The control plane decides from these records whether the job retries.
-    """
+    """A failure that the job itself may have caused. The control plane decides from it whether the job retries."""
 
     generation: Generation
     step: Step
     exit_class: ExitClass | None
-    """How the rank exited. None if no rank exited, because a load failed or the ranks hung."""
+    """None if no rank exited, because a load failed or the ranks hung."""
     code: int
     at: float
     max_boundary: Step
-    """The newest step that any generation had finished before this failure."""
     last_lines: str = ""
     error: str | None = None
-    """The exception (class and message) of the script at the end of `last_lines`. None without a traceback."""
+    """The exception (class and message) at the end of `last_lines`."""
     error_place: str | None = None
-    """The file and the line of the job's code in which the exception arose: `train.py:48`, or None."""
+    """The line of the job's code in which the exception arose: `train.py:48`."""
     rank: Rank | None = None
-    """The rank that failed first. None if no rank exited."""
     memory: MemoryEnd | None = None
-    """The evidence that the rank ran out of memory. None for other failures."""
     is_hang: bool = False
-    """Whether the failure was a hang: the ranks made no progress, but no process ended."""
     is_node_loss: bool = False
     """Whether the job lost a node for a reason that neither AWS nor the node's own agent names."""
     node_id: NodeId | None = None
-    """The node whose rank failed first.
-
-    After a hang, the node for which all other nodes waited, or None if this node is unclear.
-    """
+    """The node whose rank failed first, or for which all others waited in a hang. None if unclear."""
     base_step: Step = FIRST_STEP
-    """The step from which the failed generation started."""
 
 
 class Change(Value, frozen=True):
     """The one thing that the job changed after repeated failures: its node, or the step from which it restarts."""
 
     node_id: NodeId | None = None
-    """The node that another node replaced. None if the job instead restored an older state than `skipped_step`."""
+    """None if the job instead restored an older state than `skipped_step`."""
     skipped_step: Step | None = None
 
 
@@ -64,22 +53,19 @@ class Repeated(Value, frozen=True):
 
     count: int
     failure: FailureRecord
-    """The last failure."""
     tried: tuple[Change, ...] = ()
     since: float | None = None
-    """Time of the first failure without a new step. None if all failures are identical."""
+    """None if all failures are identical."""
     alike_count: int = 0
     """Number of identical failures at the end. Set together with `since`."""
     lost: tuple[NodeId, ...] = ()
-    """The nodes that the job lost, one per launch. Empty after failures of another kind."""
+    """One per launch. Empty after failures of another kind."""
 
 
 class CheckpointWaitKind(StrEnum):
     """Whether a job that stopped to give up nodes waits for its checkpoint.
 
-    The first group does not wait: NO_STEP, IN_S3, HELD_ELSEWHERE, NO_TIME, TOO_SLOW, GAVE_UP. The others wait:
-    ONLY_SOURCE (only checkpoints can be restored), SOLE_HOLDER (only departing nodes hold the last step),
-    NO_REPLACEMENT, IN_TIME.
+    It waits only for SOLE_HOLDER (only departing nodes hold the last step), NO_REPLACEMENT and IN_TIME.
     """
 
     NO_STEP = "no_step"
@@ -101,7 +87,7 @@ class CheckpointWait(Value, frozen=True):
     remaining_seconds: float = 0.0
     """Time from the stop until the end of the wait."""
     upload_seconds: float | None = None
-    """Duration of the previous upload. None if no upload was measured."""
+    """Duration of the previous upload."""
 
     @property
     def is_awaited(self) -> bool:
@@ -154,11 +140,7 @@ class PausesWithoutNodes(Value, frozen=True):
 
 
 class StoreWaitStage(StrEnum):
-    """The stage of a job that waits for a store.
-
-    - LOADS: its nodes repeat their loads. RETRIES: it waits for the next attempt.
-    - PAUSES: it pauses, because a user asked. GIVES_UP: its patience is over, so it queues again later.
-    """
+    """The stage of a job that waits for a store. LOADS: nodes repeat their loads. GIVES_UP: it queues again later."""
 
     LOADS = "loads"
     RETRIES = "retries"
@@ -174,7 +156,7 @@ class AwaitsStore(Value, frozen=True):
     until: float | None = None
     """Unix time until which the job keeps its nodes. None if only their memory has the newest step."""
     step: Step = NO_STEP
-    """The step that the job will restore, after GIVES_UP."""
+    """Set for GIVES_UP."""
 
 
 class GivesUp(Value, frozen=True):
@@ -186,7 +168,6 @@ class GivesUp(Value, frozen=True):
 Response: TypeAlias = (
     Recorded | RestartsRanks | LeavesNodes | Tries | Shrinks | Grows | PausesWithoutNodes | AwaitsStore | GivesUp
 )
-"""Everstep's response to a failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,17 +181,16 @@ class IncidentCourse:
     opened_at: float
     generation_after: Generation | None = None
     from_step: Step | None = None
-    """The step from which training resumed."""
     restore_source: str | None = None
     """The farthest kind of source from which any rank restored its shard, from `local` to `s3`."""
     instance_ids: tuple[NodeId, ...] = ()
     """The nodes that failed, that AWS took, or that the job gave up in this incident."""
     faulted_instance_ids: tuple[NodeId, ...] = ()
-    """The nodes on which the failure occurred, whether or not the job gave these nodes up."""
+    """The nodes on which the failure occurred, whether or not the job gave them up."""
     node_count_before: int = 0
-    """Number of nodes of the generation that the incident ended. 0 until the next generation has a plan."""
+    """0 until the next generation has a plan."""
     node_count_after: int = 0
-    """Number of nodes of the newest generation of this recovery. 0 until that generation has a plan."""
+    """0 until the newest generation of this recovery has a plan."""
     replacement_instance_ids: tuple[NodeId, ...] = ()
     replaced_at: float | None = None
     restored_at: float | None = None
@@ -225,27 +205,16 @@ class IncidentRecord(IncidentCourse):
     state: IncidentState
     generation_before: Generation
     reached_step: Step
-    """The newest step that training had finished before the failure."""
     earliest_failure_at: float = 0.0
-    """Lower bound of `failed_at` in Unix seconds: the end of the job's previous incident, or the start of the job.
-
-    The incidents of a job therefore never overlap.
-    """
+    """Lower bound of `failed_at`, so that the incidents of a job never overlap."""
     lost_node_count: int = 0
-    """Number of nodes in `instance_ids` that failed or that AWS reclaimed."""
     kept_instance_ids: tuple[NodeId, ...] = ()
-    """Faulty nodes that the job kept for the next generation.
-
-    Without them, the job would have lost a committed step.
-    """
+    """Faulty nodes that the job kept for the next generation, because it needed their shards."""
     is_given_up: bool = False
-    """Whether the job ended or was paused before training had caught up, so this recovery was not completed."""
+    """Whether the job ended or was paused before training had caught up."""
     rank_sources: tuple[tuple[str, int], ...] = ()
-    """The source of each rank's shard, by rank, run-length encoded: `(("local", 2), ("peer", 1))`.
-
-    Empty until the control plane has chosen the sources.
-    """
+    """The source of each rank's shard, run-length encoded: `(("local", 2), ("peer", 1))`. Empty until chosen."""
     node_microseconds_before: int = 0
-    """Working time of the job's nodes from the job's creation to the failure, summed over nodes."""
+    """Working time from the job's creation to the failure, summed over nodes."""
     idle_node_microseconds: int = 0
-    """Idle time of the job's nodes during the incident, summed over nodes, in microseconds."""
+    """Idle time during the incident, summed over nodes."""

@@ -13,10 +13,8 @@ from everstep.protocol.ids import NodeId
 class InstanceCondition(StrEnum):
     """The condition of an instance, as AWS reports it.
 
-    - PRESENT: the instance is pending or running.
     - ENDED: the instance is shutting down or terminated, or its group is terminating it.
-    - ABSENT: two answers of EC2 in a row did not list the instance. EC2's answers can be incomplete, so the condition
-      proves nothing by itself (`core.absence.settled`).
+    - ABSENT: two answers of EC2 in a row did not list the instance, which proves nothing by itself (`core.absence`).
     - UNKNOWN: the control plane has not polled AWS yet, or AWS did not answer.
     """
 
@@ -94,11 +92,7 @@ class Cause(StrEnum):
 
     @property
     def takes_nodes(self) -> bool:
-        """Whether a node lost for this cause counts when the fleet computes its number of spares.
-
-        The fleet counts nodes that failed or that AWS reclaimed. It ignores nodes that the job gave up at a
-        person's request, because such requests do not predict further losses.
-        """
+        """Whether a lost node counts for the spares. A person's request does not predict further losses."""
         return self.is_failure or self is Cause.NOTICE
 
 
@@ -124,26 +118,23 @@ class Notice:
 
     kind: NoticeKind
     message: str
-    """AWS's text of the announcement."""
     ends_at: float | None = None
-    """Time at which AWS may end the instance, in Unix seconds. None if AWS names no time."""
+    """Unix seconds, or None if AWS names no time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BurnIn:
-    """The newest order to test a node, and the newest result."""
+    """The newest order to test a node, and the newest result. Times are Unix seconds."""
 
     number: int
-    """Number of the order."""
     level: int
     ordered_at: float
-    """Unix time of the order."""
     repeat_count: int = 0
-    """How many earlier results in a row were slow."""
+    """Number of earlier slow results in a row."""
     result: BurnInResult | None = None
     """None while the node is untested. While a further test is pending, the result of an earlier order."""
     ended_at: float = 0.0
-    """Unix time at which the result arrived."""
+    """Arrival of the result."""
 
     @property
     def is_pending(self) -> bool:
@@ -158,50 +149,31 @@ class NodeObserved:
     node_id: NodeId
     instance: InstanceCondition = InstanceCondition.UNKNOWN
     ended: InstanceEnded | None = None
-    """AWS's report that the instance ended or that EC2's answers omit it. None without such a report."""
     complaint: str = ""
-    """Words about an EC2 status check that fails although the instance runs. Empty if no check failed.
-
-    Checks can fail on healthy instances too.
-    """
+    """A failing EC2 status check, which can happen on healthy instances, or empty."""
     is_connected: bool = False
     silent_seconds: float = 0.0
-    """Seconds since the agent's last message.
-
-    Silence during the grace period after the start of this control plane does not count.
-    """
+    """The grace period after the start of this control plane does not count."""
     heard_at: float | None = None
-    """Unix time at which the agent's last message arrived.
-
-    None if this control plane has received no message from the agent.
-    """
+    """Unix time of the agent's last message to this control plane."""
     address: str = ""
     peer_port: int = 0
     protocol_minor: int | None = None
-    """The minor version of the connected agent's protocol (`Hello.protocol_minor`). None if no agent is connected."""
     has_reported: bool = False
     """Whether the connected agent has sent this control plane a report."""
     is_warm: bool = False
-    """Whether the node can start a rank without importing the rank's modules first (`AgentReport.is_warm`)."""
+    """Whether the node can start a rank without importing the rank's modules first."""
     sources: frozenset[str] = frozenset()
-    """SHA-256 of the source archives that the node holds."""
+    """SHA-256 of each held archive."""
     member: MemberReport | None = None
-    """The part of the agent's newest report that is about the job for which the node works.
-
-    None if the node works for no job, or if its agent has not reported yet.
-    """
+    """The agent's newest report about the node's job."""
     faults: tuple[NodeFault, ...] = ()
-    """Faults of the node's hardware or system, from its agent's newest report."""
     burn_in: BurnInResult | None = None
-    """Result of the node's tests, from its agent's newest report."""
     history: tuple[Implication, ...] = ()
-    """Incidents that involved the node since a person last returned it to service, oldest first."""
+    """Incidents since a person last returned the node to service, oldest first."""
     request: Requested | None = None
-    """A person's pending request for the node (drain, replace, reboot or hold), or None.
-
-    The fleet fulfils the request after the job has given the node up.
-    """
+    """The fleet fulfils the request after the job has given the node up."""
     domain: str | None = None
-    """The failure domain: the network node in EC2 to which the instance is attached. None until AWS has reported it."""
+    """The network node in EC2 to which the instance is attached."""
     notices: tuple[Notice, ...] = ()
-    """Announcements by AWS that the instance will end or be interrupted, one per kind."""
+    """Each kind has at most one notice."""

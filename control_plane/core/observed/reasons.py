@@ -1,7 +1,4 @@
-"""The reasons for the states of jobs, and the messages of events, as values.
-
-`control_plane.accounts.jobs` turns a reason into a sentence.
-"""
+"""The reasons for the states of jobs, and the messages of events, as values."""
 
 from __future__ import annotations
 
@@ -43,7 +40,6 @@ JobFact = StrEnum(
     KEEPS_STEPS_AGAIN
     """,
 )
-"""A fact about a job or its nodes, with the fields of `JobNote`. `control_plane.accounts.jobs` has their sentences."""
 
 
 class RehearsalEnded(Value, frozen=True):
@@ -78,13 +74,11 @@ class JobNote(Value, frozen=True):
     limit: float = 0.0
     because: tuple[Fact, ...] = ()
     lack_reasons: tuple[Reason, ...] = ()
-    """Why the fleet has no nodes for the job."""
     stop: JobNote | RehearsalEnded | str | None = None
-    """Why the job must stop. A text: as an earlier version stored it."""
 
 
 StopReason: TypeAlias = JobNote | RehearsalEnded | str
-"""Why a job must stop. A text: as an earlier version stored it."""
+"""A text: as an earlier version stored it."""
 
 
 class Starting(Value, frozen=True):
@@ -92,9 +86,7 @@ class Starting(Value, frozen=True):
 
     phase: str
     node_ids: tuple[NodeId, ...]
-    """The first few of the nodes."""
     other_count: int = 0
-    """Number of further nodes."""
     seconds: int = 0
 
 
@@ -102,10 +94,10 @@ class Unclear(Value, frozen=True):
     """The job continues although it is unclear whether some of its nodes still work."""
 
     doing: JobNote | Starting | None
-    """What the ranks do. None if they start."""
+    """None if the ranks start."""
     silent: tuple[NodeId, ...] = ()
     because: tuple[Fact, ...] = ()
-    """What is known about the nodes if no node is silent."""
+    """Set if no node is silent."""
 
 
 class Observes(Value, frozen=True):
@@ -125,25 +117,21 @@ class AwaitsConsent(Value, frozen=True):
     choice: RepeatedWork
     job: str
     limit_minutes: int
-    """The job's MaxRepeatedMinutes."""
 
 
 class Waits(Value, frozen=True):
     """The job waits for nodes, before it can launch its next generation."""
 
     missing_count: int = 0
-    """Number of nodes that the job lacks."""
     lack_reasons: tuple[Reason, ...] = ()
-    """Why the fleet has no nodes. Empty if no launch fails."""
     late: tuple[NodeId, ...] = ()
-    """Members that have not promised to join."""
     unreachable: tuple[NodeId, ...] = ()
     """Members that may still hold shards of the committed step."""
     consent: AwaitsConsent | None = None
     smaller: JobNote | None = None
     """The number of nodes on which the job would continue, or which it needs."""
     stop: StopReason | None = None
-    """A requested stop, which waits until the job trains."""
+    """This stop waits until the job trains."""
 
 
 class AwaitsFirstStep(Value, frozen=True):
@@ -213,7 +201,7 @@ JobReason: TypeAlias = (
     | AwaitsStore
     | Recorded
 )
-"""Why a job is in its state, and what it does. A plain text is an agent's, or an earlier version stored it."""
+"""A plain text is an agent's, or an earlier version stored it."""
 
 
 class Lapsed(Value, frozen=True):
@@ -249,12 +237,11 @@ class OutputsLost(Value, frozen=True):
     """Output files of ranks are not in S3."""
 
     outputs: tuple[OutputFailure, ...]
-    """The first few files."""
     other_count: int = 0
 
 
 class RepeatedStepDiffers(Value, frozen=True):
-    """After a recovery, a rank repeated a step, and its state was not the state before the recovery."""
+    """A rank repeated a step after a recovery, and its state was not the state before the recovery."""
 
     step: Step
     rank: Rank
@@ -285,4 +272,3 @@ Message: TypeAlias = (
     | ReplacedOptions
     | RollEnded
 )
-"""The message of an event."""

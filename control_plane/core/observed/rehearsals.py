@@ -14,10 +14,8 @@ class NoResult(StrEnum):
     """The reason why a rehearsal has no result of the ranks. `control_plane.accounts.rehearsals` has the sentences."""
 
     EARLIER_AGENT = "earlier_agent"
-    """The agent of a node has an earlier release without rehearsals."""
     RANKS_ENDED = "ranks_ended"
     NOT_REPORTED = "not_reported"
-    """The ranks did not agree on a step, or did not report."""
     JOB_ENDED = "job_ended"
 
 
@@ -27,21 +25,16 @@ class RehearsalOutcome:
 
     verdict: RehearsalVerdict
     step: Step
-    """The step from which the ranks repeated steps."""
     steps: int
-    """Number of repeated steps."""
     seconds: float
     """The longest time for which a rank did not train."""
     at: float
-    """Unix time at which the control plane received the last rank's report."""
+    """Unix time of the last rank's report."""
     rank: Rank | None = None
-    """The rank with the first difference or lost value, or the first rank that could not rehearse. None if no rank has.
-    """
+    """The rank with the first difference or lost value, or the first that could not rehearse, or None."""
     difference: ReplayDifference | None = None
     unanswered: NoResult | None = None
-    """None if a rank has reported the result."""
     node_id: NodeId | None = None
-    """The node whose agent has the earlier release."""
     message: str = ""
     """The rank's words. No code interprets them."""
     advice: str = ""
@@ -62,32 +55,25 @@ class Rehearsals:
     """The rehearsals of a job: the newest order, and the newest result."""
 
     number: int = 0
-    """Number of the newest order, which counts the job's orders from 1."""
+    """Counts the job's orders from 1."""
     generation: Generation = NO_GENERATION
-    """The generation that received the newest order."""
     is_open: bool = False
-    """Whether the newest order can still have a result."""
     after: Step = NO_STEP
-    """The newest step from which a rank had rehearsed before the newest order. Later steps belong to the order."""
+    """The newest step from which a rank had rehearsed before the newest order."""
     served_at: float | None = None
-    """`JobRecord.rehearsal_requested_at` of the newest request that an order serves. None if a person requested none.
-    """
+    """`JobRecord.rehearsal_requested_at` of the newest request that an order serves, or None."""
     over_since: float | None = None
-    """Unix time since which the coordinator reports the end of the newest order, while ranks' reports are missing.
-
-    None before.
-    """
+    """Unix time since which the coordinator reports the order's end while ranks' reports are missing."""
     unanswered_count: int = 0
-    """Number of orders in a row that ended without a result."""
+    """Orders in a row that ended without a result."""
     automatic_count: int = 0
     """Number of rehearsals that no person has requested. A repeated order counts once."""
     revision: int = 0
-    """The highest `RankStatus.resume_revision` that any rank of the generation `revision_of` has reported."""
+    """The highest `RankStatus.resume_revision` of the generation `revision_of`."""
     revision_of: Generation = NO_GENERATION
     is_outdated: bool = False
     """Whether a rank has reported a higher revision since the newest order."""
     is_under_way: bool = False
-    """Whether ranks repeat steps now."""
     ended_at: float | None = None
-    """Unix time at which the ranks last stopped repeating steps. None before."""
+    """Unix time at which the ranks last stopped repeating steps."""
     result: RehearsalOutcome | None = None

@@ -9,28 +9,17 @@ from everstep.protocol.ids import FleetName, JobName, RunId
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, ObjectReference, ScriptPlan, Timeouts
 
 DEFAULT_REPLACEMENTS_PER_HOUR = 20
-"""Default of a fleet's hourly limit for nodes that Everstep replaces because it found them faulty or lost.
-
-The limit does not count instances that AWS ends.
-"""
 
 DEFAULT_PATIENCE_SECONDS = 60
-"""Default of `JobSettings.patience_seconds`.
-
-A spare joins in less time. A new instance usually needs more time.
-"""
+"""A spare joins in less time. A new instance usually needs more time."""
 
 DEFAULT_STORE_PATIENCE_SECONDS = 1800
-"""Default of `JobSettings.store_patience_seconds`."""
 
 DEFAULT_REPEATED_MINUTES = 30
-"""Default of `JobSettings.max_repeated_minutes`."""
 
 DEFAULT_REHEARSAL_STEP = 20
-"""Default of `JobSettings.rehearsal_at_step`."""
 
 DEFAULT_REHEARSED_STEPS = 5
-"""Default of `JobSettings.rehearsal_steps`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,20 +28,18 @@ class Policy:
 
     timeouts: Timeouts
     pause: str = ""
-    """The person who paused all automatic actions, and the reason. Empty while automation is active.
+    """The person who paused all automatic actions, and the reason, or empty.
 
-    During a pause, jobs and fleets keep their states. The only actions are manifests of checkpoints, and orders that
-    end ranks of earlier generations.
+    Jobs and fleets then keep their states, except for manifests of checkpoints and orders that end earlier generations.
     """
     is_local: bool = False
     """Whether the fleets are local clusters, on which a rehearsal may cost any time."""
 
 
 class OnTotalLoss(StrEnum):
-    """The reaction of a job that can only restore a step more than `max_repeated_minutes` before the newest commit.
+    """The reaction of a job that could only restore a step more than `max_repeated_minutes` before the newest commit.
 
-    - WAIT: it holds its nodes and waits for a person.
-    - RESTART: it continues from that step, down to step 0.
+    WAIT: it holds its nodes and waits for a person. RESTART: it continues from that step, down to step 0.
     """
 
     WAIT = "Wait"
@@ -60,12 +47,7 @@ class OnTotalLoss(StrEnum):
 
 
 class RehearsalMode(StrEnum):
-    """The condition on which a job rehearses its own resume (`core.rehearsal`).
-
-    - AUTO: once, if the rehearsal costs little time.
-    - ON: once, at any cost.
-    - OFF: never.
-    """
+    """The condition on which a job rehearses its own resume. AUTO: once, if it costs little time. ON: once, anyway."""
 
     AUTO = "Auto"
     ON = "On"
@@ -87,46 +69,41 @@ class JobSettings:
     ranks_per_node: int
     copies: int
     parity_group_size: int | None = None
-    """Number of nodes per parity group. None: copies protect the shards."""
+    """None: copies protect the shards."""
     max_slowdown: float = DEFAULT_MAX_SLOWDOWN
     checkpoint_every_steps: int = 0
-    """Steps between two checkpoints. 0 disables this trigger."""
+    """0 disables this trigger."""
     checkpoint_interval_seconds: int | None = None
-    """Seconds between two checkpoints. None disables this trigger."""
+    """None disables this trigger."""
     checkpoint_max_overhead: float | None = None
-    """Share of training time that checkpoints may cost.
-
-    Everstep derives the interval from it. None: no automatic interval.
-    """
+    """Share of training time that checkpoints may cost, which determines the interval."""
     checkpoint_max_bytes_per_second: int | None = None
-    """Limit of a node's mean upload rate with an automatic interval. None: no limit."""
+    """Limit of a node's mean upload rate with an automatic interval."""
     checkpoint_on_notice: bool = True
     """Whether the job makes a checkpoint when AWS announces the end of a node that no other node can replace."""
     third_slot: bool = False
     checkpoint_max_uploads: int = 1
-    """Maximum number of checkpoints that nodes upload at once. Each upload occupies one memory slot per shard."""
+    """Each upload occupies one memory slot per shard."""
     store_patience_seconds: int = DEFAULT_STORE_PATIENCE_SECONDS
-    """Seconds for which the job keeps its nodes while S3, IAM or KMS prevents a restore."""
+    """Time for which the job keeps its nodes while S3, IAM or KMS prevents a restore."""
     max_runtime_seconds: int | None = None
     max_pending_seconds: int | None = None
     max_cost_usd: float | None = None
     max_attempts: int = 3
-    """Number of equal failures at one step after which the job changes the node or the state, or fails."""
+    """Equal failures at one step after which the job changes the node or the state, or fails."""
     max_repeated_minutes: int = DEFAULT_REPEATED_MINUTES
-    """Longest training time that the job repeats without a person's consent, in minutes."""
+    """Training time that the job repeats without a person's consent."""
     on_total_loss: OnTotalLoss = OnTotalLoss.WAIT
     min_node_count: int | None = None
-    """Smallest number of nodes with which the job may start and continue. None means `node_count`."""
+    """None means `node_count`."""
     max_node_count: int | None = None
-    """Number of nodes up to which the job grows while the fleet has free nodes. None means `node_count`."""
+    """None means `node_count`."""
     patience_seconds: int = DEFAULT_PATIENCE_SECONDS
-    """Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes."""
+    """Wait for missing nodes before the job starts or continues with fewer nodes."""
     rehearsal_mode: RehearsalMode = RehearsalMode.AUTO
     rehearsal_on_difference: OnDifference = OnDifference.CONTINUE
     rehearsal_at_step: int = DEFAULT_REHEARSAL_STEP
-    """The first step that must be committed before the job rehearses."""
     rehearsal_steps: int = DEFAULT_REHEARSED_STEPS
-    """Number of steps that a rehearsal repeats."""
 
     @property
     def world_size(self) -> int:
@@ -155,13 +132,6 @@ class JobSpec(JobSettings):
     checkpoint_prefix: ObjectReference
     priority: int = 0
     initial_checkpoint: str = ""
-    """Description of the other job's checkpoint from which the job starts.
-
-    Empty if the job starts from the script's own initial state. Otherwise, generation 0 in the job's list of
-    generations stands for the other job.
-    """
+    """The other job's checkpoint from which the job starts, or empty."""
     fleets: tuple[FleetName, ...] = ()
-    """Fleets in which the job may start, in the user's order, including `fleet`.
-
-    Empty: the job may start only in `fleet`.
-    """
+    """The fleets in the user's order, including `fleet`. Empty: only `fleet`."""

@@ -15,16 +15,13 @@ NO_GENERATION = Generation(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRecord:
-    """One generation in a job's history.
-
-    Generation 0 represents the other job from whose checkpoint this job starts (`initial_generation`).
-    """
+    """One generation in a job's history. Generation 0 is the other job from whose checkpoint this job starts."""
 
     generation: Generation
     parent: Generation
     base_step: Step
     world_size: int
-    """Number of ranks of the generation. 0 if a restored database does not contain this number."""
+    """0 if a restored database does not contain this number."""
     was_started: bool
     """Whether the control plane may have ordered agents to start the ranks of this generation."""
 
@@ -66,13 +63,13 @@ class CheckpointRecord:
     bucket: str
     shards: tuple[ManifestShard, ...]
     completed_at: float = 0.0
-    """Unix time at which the control plane wrote the checkpoint's manifest. 0 if unknown."""
+    """Unix seconds of the manifest, or 0 if unknown."""
     is_wrong: bool = False
     """Whether a verification or a restore found damage. No restore uses a damaged checkpoint."""
     verified_at: float | None = None
-    """Unix time of the last verification. None before the first."""
+    """Unix seconds of the last verification."""
     verify_requested_at: float | None = None
-    """Unix time of the open request for a verification, or None without one."""
+    """Unix seconds of the open request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,22 +77,18 @@ class CheckpointUpload:
     """The progress of one checkpoint's upload, summed over the shards of all ranks whose agents report an upload."""
 
     generation: Generation
-    """Number of the generation whose agents upload the checkpoint."""
     step: Step
     stored_bytes: int
-    """Bytes that S3 has stored so far, of finished and running uploads of shards."""
+    """Bytes of finished and running uploads."""
     total_bytes: int
-    """Bytes of all shards of the checkpoint whose upload has begun."""
+    """Bytes of all shards whose upload has begun."""
     slowest: RunningUpload
     """The running upload of which S3 has stored the smallest fraction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoubtedCheckpoint:
-    """A checkpoint whose content differed from the manifest when nodes read it.
-
-    One reader only causes a verification. With two readers, the checkpoint is damaged.
-    """
+    """A checkpoint whose content differed from the manifest. One reader causes a verification; two prove damage."""
 
     generation: Generation
     step: Step
@@ -110,7 +103,7 @@ class RefusedSource:
     origin_generation: Generation
     step: Step
     is_object: bool = False
-    """True if the source is an object in S3. False if the source is a slot in the memory of any node."""
+    """True for an object in S3. False for a slot in the memory of any node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +112,8 @@ class FailedRead:
 
     reader: NodeId
     generation: Generation
-    """The generation whose load failed."""
     at: float
-    """Unix time at which the control plane received the report."""
+    """Unix seconds of the report's arrival."""
     source: RefusedSource
     is_mismatch: bool
     """True if the content was wrong. False if the source was unreachable."""
@@ -142,17 +134,11 @@ class Lapse:
     node_id: NodeId | None = None
     rank: Rank | None = None
     detail: str = ""
-    """The words of the rank or its agent, for people. No code reads them."""
+    """Text for people: no code reads it."""
 
 
 class HolderState(StrEnum):
-    """The reason why a node of the last generation cannot provide the newest committed step.
-
-    - ENDED: AWS reports that the instance has ended.
-    - SILENT: its agent is silent, so its memory may still hold the step.
-    - LEFT: the job gave the node up.
-    - EMPTY: the node works for the job and does not hold the whole step.
-    """
+    """The reason why a node lacks the newest committed step. EMPTY: it works for the job, but lacks a part."""
 
     ENDED = "Ended"
     SILENT = "Silent"
@@ -192,23 +178,18 @@ class RepeatedWork:
     """Unix time since which the job waits for this choice."""
     holders: tuple[LostHolder, ...] = ()
     wrong_steps: tuple[Step, ...] = ()
-    """Newer checkpoints that are damaged."""
+    """Damaged checkpoints that are newer than `base_step`."""
     is_stored: bool = False
-    """Whether `base_step` is a checkpoint in S3."""
     listing: StoreListing | None = None
-    """The newest listing of the run in S3. None before the first one."""
 
     @property
     def unknown_steps(self) -> tuple[Step, ...]:
-        """Steps after `base_step` that S3 lists, although the job cannot restore them. Without damaged checkpoints."""
+        """Undamaged steps after `base_step` that S3 lists, although the job cannot restore them."""
         steps = () if self.listing is None else self.listing.steps
         return tuple(step for step in steps if step > self.base_step and step not in self.wrong_steps)
 
     @property
     def is_total(self) -> bool:
-        """Whether two witnesses agree that nothing is left but step 0.
-
-        AWS reports that every node of the last generation has ended, and S3 was listed and has no checkpoint.
-        """
+        """Whether AWS reports that every node has ended, and S3 has no checkpoint, so that only step 0 is left."""
         have_ended = bool(self.holders) and all(each.state is HolderState.ENDED for each in self.holders)
         return self.base_step <= FIRST_STEP and have_ended and self.listing == StoreListing()
