@@ -182,7 +182,7 @@ class DecisionStore:
         stored: StoredFleet,
         decision: FleetDecision,
         view: CloudView,
-        failure_domains: Mapping[NodeId, str],
+        facts: Mapping[NodeId, nodes.InstanceFacts],
         now: float,
     ) -> bool:
         """Store everything that a decision about a fleet changes, in one transaction.
@@ -192,7 +192,7 @@ class DecisionStore:
             stored: the database rows on which the decision is based.
             decision: the decision about the fleet.
             view: the answer of AWS on which the decision is based.
-            failure_domains: failure domain of each node for which AWS reports one.
+            facts: what AWS reports about each node. Facts that a node's row already contains stay unchanged.
             now: Unix seconds of the decision.
 
         Returns:
@@ -230,12 +230,9 @@ class DecisionStore:
         if idle_after != idle_before:
             changes |= records.idle_update(idle_after)
         is_same = all(getattr(fleet, column) == value for column, value in changes.items())
-        domains = {
-            row.id: failure_domains[NodeId(row.id)]
-            for row in stored.nodes
-            if row.failure_domain is None and NodeId(row.id) in failure_domains
-        }
-        has_news = decision.records or decision.events or decision.implications or decision.is_empty or domains
+        missing = {row.id: nodes.missing_facts(row, facts.get(NodeId(row.id))) for row in stored.nodes}
+        has_news = decision.records or decision.events or decision.implications or decision.is_empty
+        has_news = has_news or any(missing.values())
         if is_same and not has_news:
             return True
         known = {NodeId(node.id): node for node in stored.nodes}
@@ -268,10 +265,8 @@ class DecisionStore:
                     nodes.ask(session, row.node_id, row.request)
                 if row.state is NodeState.GONE:
                     tokens.revoke_sessions(session, row.node_id, moment)
-            for node_id, domain in domains.items():
-                nodes.change(
-                    session, lease, node_id, initial_state=NodeState.JOINING, now=moment, failure_domain=domain
-                )
+            for node_id, columns in missing.items():
+                nodes.change(session, lease, node_id, initial_state=NodeState.JOINING, now=moment, **columns)
             notices.forget(session, decision.forgotten)
             if decision.implications:
                 implications.record(
