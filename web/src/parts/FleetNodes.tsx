@@ -100,6 +100,13 @@ function NodeTable({ nodes, target }: { nodes: readonly Node[]; target?: Node })
           [columns.job, ({ node: { TrainingJobName: name } }) => (name ? <JobLink name={name} /> : '–'), 'name'],
           [columns.reason, ({ node }) => reason(node), 'reason'],
           [columns.address, ({ node }) => node.Address || '–', 'mono nowrap'],
+          // EC2 has no topology for many instance types.
+          nodes.some((node) => node.FailureDomain) && [
+            columns.network,
+            ({ node }) => node.FailureDomain ?? '–',
+            'mono nowrap',
+          ],
+          nodes.some((node) => node.ImageId) && [columns.image, ({ node }) => <Image {...node} />],
           [columns.memory, ({ node }) => (node.MemoryBytes ? bytes(node.MemoryBytes) : '–'), 'n'],
           [columns.since, ({ node }) => <Ago at={node.EndTime ?? node.CreationTime} />, 'moment'],
           isAdmin && [columns.act, ({ node }) => act(node), 'unnamed'],
@@ -107,6 +114,20 @@ function NodeTable({ nodes, target }: { nodes: readonly Node[]; target?: Node })
       />
       {chosen && <NodeDialog node={chosen} onClose={() => setChosen(undefined)} />}
     </>
+  )
+}
+
+function Image({ ImageId: id, ImageCreationTime: at }: Node) {
+  if (id === undefined) return '–'
+  return (
+    <div>
+      <div className="mono nowrap">{id}</div>
+      {at !== undefined && (
+        <div className="dim">
+          <Ago at={at} />
+        </div>
+      )}
+    </div>
   )
 }
 
