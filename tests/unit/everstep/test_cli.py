@@ -1062,6 +1062,14 @@ def test_a_node_and_its_fleet_show_the_age_of_their_image(run):
     assert re.search(r"oldest image +41 days old *$", out, re.M)
 
 
+def test_nodes_show_their_place_in_the_network(run):
+    nodes = [least("Node"), {**least("Node"), "FailureDomain": "nn-1"}]
+    assert re.search(r"network node +nn-1 *$", run("nodes", "describe", "i-1", describe_node=nodes[1])[1], re.M)
+    assert "network node" not in run("nodes", "describe", "i-1", describe_node=nodes[0])[1]
+    _, out, _, _ = run("nodes", "list", list_nodes={"Nodes": nodes})
+    assert re.search(r"NETWORK NODE.*\n.* any +- .*\n.* any +nn-1 ", out)
+
+
 def test_outputs_are_downloaded(run, tmp_path):
     outputs = [{"Generation": 2, "Path": "rank=0/model.bin", "Key": "k", "Bytes": 3}]
     unstored = {"UnstoredOutputs": [{"Path": "rank=0/latest", "Cause": "Outside"}], "UnstoredOutputCount": 3}
