@@ -89,7 +89,7 @@ function NodeTable({ nodes, target }: { nodes: readonly Node[]; target?: Node })
           className: node.NodeId === target?.NodeId ? 'target' : undefined,
         })}
         columns={[
-          [columns.node, ({ node }) => <CopyId id={node.NodeId} />],
+          [columns.node, ({ node }) => <NodeCell {...node} />],
           [
             columns.status,
             ({ figures }) => <Status tone={figures.statusTone} word={figures.status} />,
@@ -106,7 +106,6 @@ function NodeTable({ nodes, target }: { nodes: readonly Node[]; target?: Node })
             ({ node }) => node.FailureDomain ?? '–',
             'mono nowrap',
           ],
-          nodes.some((node) => node.ImageId) && [columns.image, ({ node }) => <Image {...node} />],
           [columns.memory, ({ node }) => (node.MemoryBytes ? bytes(node.MemoryBytes) : '–'), 'n'],
           [columns.since, ({ node }) => <Ago at={node.EndTime ?? node.CreationTime} />, 'moment'],
           isAdmin && [columns.act, ({ node }) => act(node), 'unnamed'],
@@ -117,14 +116,19 @@ function NodeTable({ nodes, target }: { nodes: readonly Node[]; target?: Node })
   )
 }
 
-function Image({ ImageId: id, ImageCreationTime: at }: Node) {
-  if (id === undefined) return '–'
+/** A node's id, above its image with the age of the image. */
+function NodeCell({ NodeId, ImageId, ImageCreationTime: at }: Node) {
   return (
     <div>
-      <div className="mono nowrap">{id}</div>
-      {at !== undefined && (
+      <CopyId id={NodeId} />
+      {ImageId && (
         <div className="dim">
-          <Ago at={at} />
+          {ImageId}
+          {at !== undefined && (
+            <>
+              {WORDS.created} <Ago at={at} />
+            </>
+          )}
         </div>
       )}
     </div>
