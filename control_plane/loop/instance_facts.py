@@ -55,7 +55,7 @@ class FactReader:
         """Request missing facts of instances and of their images.
 
         Args:
-            operator: the cloud.
+            operator: sends the requests to AWS.
             node_ids: the fleet's instances.
             is_due: False requests only facts of instances and images that were never requested.
             report: is called with the subject and the error of each failed request.

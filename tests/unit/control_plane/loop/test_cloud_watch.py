@@ -173,6 +173,24 @@ async def test_questions_that_fail_are_told_once_and_hold_up_nothing(
         assert sum(words in record.message for record in caplog.records) == 1
 
 
+@pytest.mark.parametrize(
+    ("failing", "facts"), [("network_nodes", (None, IMAGE, EPOCH)), ("image_times", ("rack-0", IMAGE, None))]
+)
+async def test_a_failed_request_hides_no_other_fact(
+    world: World, monkeypatch: pytest.MonkeyPatch, failing: str, facts: tuple[object, ...]
+) -> None:
+    def fail(*_: object) -> None:
+        raise CloudUnavailable("no answer")
+
+    node_id = NodeId(f"i-{1:017x}")
+    world.operator.topology = {node_id: ("top", "rack-0")}
+    monkeypatch.setattr(world.operator, failing, fail)
+    world.submit()
+    await world.running()
+    node = world.nodes()[node_id]
+    assert (node.failure_domain, node.image_id, node.image_created_at) == facts
+
+
 async def test_an_instance_that_ec2_does_not_show_yet_has_not_ended(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
