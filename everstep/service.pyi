@@ -504,6 +504,8 @@ class Fleet(TypedDict):
     """Differences between the settings of the Auto Scaling group and the settings that Everstep needs. While the list is not empty, Everstep neither resizes the group nor ends or reboots instances."""
     Roll: NotRequired[FleetRoll]
     """The newest roll. Absent if the fleet never had one."""
+    OldestImageTime: NotRequired[datetime]
+    """Creation time of the oldest machine image that a node of the fleet runs. Nodes whose ImageCreationTime is absent do not count. Absent if no node has one."""
     Tags: dict[str, str]
     CreationTime: datetime
 
@@ -946,6 +948,10 @@ class Node(TypedDict):
     AvailabilityZone: str
     FailureDomain: NotRequired[str]
     """The EC2 network node that the instance is attached to. Absent if AWS has not reported one. AWS does not report it for all instance types."""
+    ImageId: NotRequired[str]
+    """The machine image that the instance runs. Absent until AWS has reported it."""
+    ImageCreationTime: NotRequired[datetime]
+    """Absent until AWS has reported it, and for an image that is deregistered or that the account may not use."""
     AgentVersion: str
     RefusedMessageCount: int
     """Number of the agent's messages that the server of the node's fleet rejected since the server's start. Rejected messages are malformed, too long, or contain the id of another node."""

@@ -28,6 +28,7 @@ _STORED_AS: Final[Mapping[str, tuple[str, ...]]] = {
     "expiration_time": ("expires_at",),
     "failed_attempt_count": ("failed_count",),
     "fleet_name": ("name",),
+    "image_creation_time": ("image_created_at",),
     "instance_id": ("node_id",),
     "is_out_of_capacity": ("is_shortage",),
     "kept_step": ("kept",),

@@ -794,6 +794,7 @@ def fleet(
         else fleets_schemas.SparePolicy(probability=record.spare_probability),
         node_count=len(nodes),
         connected_node_count=sum(node.id in connected for node in nodes),
+        oldest_image_time=min((node.image_created_at for node in nodes if node.image_created_at), default=None),
         accounting_seconds={name: spent / MICRO for name, spent in history.jobs.spent.items()},
         reliability=_reliability(history.jobs.spent, history.incidents, is_started=history.jobs.node_microseconds > 0),
         incident_count=history.incidents.count,

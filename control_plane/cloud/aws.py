@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
 from control_plane.cloud.connection import Connection, translated
 from control_plane.cloud.errors import CloudError, GroupNotOurs, InvalidRequest, NotFound
+from control_plane.cloud.images import creation_times
 from control_plane.cloud.instance_batches import described
 from control_plane.cloud.instance_types import InstanceTypes
 from control_plane.cloud.operator import (
@@ -231,6 +232,10 @@ class AwsOperator:
         instances = described(list_topology, instance_ids, size=STATUSES_PER_CALL)
         found = {NodeId(instance["InstanceId"]): tuple(instance.get("NetworkNodes") or ()) for instance in instances}
         return {id: network for id, network in found.items() if network}
+
+    def image_times(self, image_ids: Collection[str]) -> Mapping[str, datetime]:
+        """Return the creation times of machine images (see `CloudOperator.image_times`)."""
+        return creation_times(self._ec2, image_ids)
 
     def console_output(self, instance_id: NodeId) -> bytes:
         """Return the newest console output of an instance (see `CloudOperator.console_output`)."""
@@ -465,6 +470,7 @@ def _instance(instance: dict[str, Any]) -> InstanceState:
         instance_type=instance.get("InstanceType", ""),
         availability_zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
         launched_at=instance.get("LaunchTime"),
+        image_id=instance.get("ImageId", ""),
         capacity_reservation_id=instance.get("CapacityReservationId", ""),
         work_tags={tag["Key"]: tag["Value"] for tag in instance.get("Tags", ()) if tag["Key"] in WORK_TAGS},
     )

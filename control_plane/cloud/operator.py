@@ -75,6 +75,7 @@ class InstanceState:
     instance_type: str = ""
     availability_zone: str = ""
     launched_at: datetime | None = None
+    image_id: str = ""
     capacity_reservation_id: str = ""
     """The capacity reservation or block of the instance, if any."""
     work_tags: Mapping[str, str] = field(default_factory=dict)
@@ -390,6 +391,12 @@ class CloudOperator(Protocol):
         """Return the nodes of AWS's network to which each instance is attached, the nearest one last.
 
         The result omits instances for which EC2 returns no network nodes.
+        """
+
+    def image_times(self, image_ids: Collection[str]) -> Mapping[str, datetime]:
+        """Return the creation times of machine images, by image id.
+
+        The result omits images that are deregistered, or that the account may not use.
         """
 
     def console_output(self, instance_id: NodeId) -> bytes:

@@ -297,6 +297,9 @@ class NodeRow(Base):
     availability_zone: Mapped[str] = mapped_column(default="")
     failure_domain: Mapped[str | None]
     """Innermost EC2 network node above the instance. None until AWS has reported this network node."""
+    image_id: Mapped[str | None]
+    image_created_at: Mapped[datetime | None]
+    """When the image was created. None until AWS has reported it, also for an image that the account may not use."""
     reason: Mapped[Reason] = mapped_column(ValueText(Reason), default=NOTHING)
     hold: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
     """Reason why the fleet loop keeps the node out of use (`core.observed.fleets.Hold`).

@@ -44,6 +44,8 @@ class SavedNode:
     instance_type: str
     availability_zone: str
     failure_domain: str | None
+    image_id: str | None
+    image_created_at: datetime | None
     reason: Reason
     hold: str | None
     release: str
@@ -76,6 +78,22 @@ class AgentFacts:
     memory_bytes: int
     agent_id: str
     version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceFacts:
+    """Facts that AWS reports about an instance and that never change, by column. None: not reported yet."""
+
+    failure_domain: str | None = None
+    """The innermost network node that EC2's topology names for the instance."""
+    image_id: str | None = None
+    image_created_at: datetime | None = None
+
+
+def missing_facts(node: SavedNode, facts: InstanceFacts | None) -> dict[str, object]:
+    """Return the columns of a node that are empty, with their values from AWS."""
+    values = {} if facts is None else values_of(facts)
+    return {name: value for name, value in values.items() if value is not None and getattr(node, name) is None}
 
 
 def get(session: Session, node_id: str) -> SavedNode:

@@ -2,7 +2,7 @@
 
 - Groups and instances: at the interval of `core.polling`, and immediately after an agent's connection breaks, an AWS
   event arrives or the executor changes the group. One request lists the groups of all fleets.
-- Scheduled events, network topology and tags of jobs: every `CLOSE_SECONDS`, and immediately for new instances.
+- Scheduled events, network topology, images and tags of jobs: every `CLOSE_SECONDS`, and immediately for new instances.
 - Status checks: every `CLOSE_SECONDS`, and every `SUSPECT_SECONDS` for instances with a silent agent.
 
 Only the server that manages a fleet polls it. Invariant: each answer contains the time of its request. If the control
@@ -28,6 +28,7 @@ from control_plane.core.polling import AWS_POLL_SECONDS, backoff_seconds, interv
 from control_plane.core.states import NodeState
 from control_plane.core.timeouts import FORGET_SECONDS
 from control_plane.db import fleets, nodes, notices
+from control_plane.db.nodes import InstanceFacts
 from control_plane.db.notices import NoticeSource
 from control_plane.loop.cloud_answers import (
     conditions_of,
@@ -37,6 +38,7 @@ from control_plane.loop.cloud_answers import (
     maintenance_notice,
 )
 from control_plane.loop.context import LoopContext
+from control_plane.loop.instance_facts import FactReader
 from control_plane.loop.repeating import pause
 from control_plane.loop.work_tags import update_tags
 from everstep.protocol.ids import FleetName, NodeId
@@ -72,13 +74,13 @@ class _Known:
     """Monotonic seconds of the earliest next poll, after AWS throttled a poll."""
     throttled_count: int = 0
     details_requested_at: float = float("-inf")
-    asked: set[NodeId] = field(default_factory=set)
     suspects: dict[NodeId, float] = field(default_factory=dict)
     """Nodes with a silent agent, each with the monotonic seconds of the newest call of `suspect`."""
     statuses_requested_at: float = float("-inf")
     failed_checks: dict[NodeId, tuple[float, tuple[str, ...]]] = field(default_factory=dict)
     omissions: Omissions = field(default_factory=Omissions)
-    domains: dict[NodeId, str] = field(default_factory=dict)
+    """Instances of the fleet that EC2's newest answers omit."""
+    facts: FactReader = field(default_factory=FactReader)
     launch_failures: tuple[LaunchFailure, ...] = ()
     """Empty while the Auto Scaling group has its desired number of instances."""
     has_held: bool = True
@@ -268,10 +270,10 @@ class CloudWatch:
             return ""
         return f"EC2 reports its {' and '.join(failed)} status check{'s' if len(failed) > 1 else ''} as impaired"
 
-    def domains(self, fleet: FleetName) -> Mapping[NodeId, str]:
-        """Return each instance's failure domain: its innermost network node. Nodes without topology are missing."""
+    def facts(self, fleet: FleetName) -> Mapping[NodeId, InstanceFacts]:
+        """Return the facts of each instance that never change. Nodes about which AWS has reported none are missing."""
         known = self._known.get(fleet)
-        return dict(known.domains) if known is not None else {}
+        return known.facts.facts() if known is not None else {}
 
     def newest_group(self, fleet: FleetName) -> GroupObserved | None:
         """Return AWS's newest answer about the fleet's group, whatever has changed since. None before an answer."""
@@ -293,6 +295,7 @@ class CloudWatch:
         ids = known.keys() | {member.instance_id for member in group.members}
         instances = self._context.operator.describe_instances(sorted(ids))
         about = self._known.setdefault(FleetName(fleet.name), _Known())
+        about.facts.read_images(instances)
         self._note_held(group, instances, about)
         are_missing = sum(not member.is_leaving for member in group.members) < group.desired_count
         about.launch_failures = self._launch_failures(fleet, about) if are_missing else ()
@@ -358,25 +361,13 @@ class CloudWatch:
             }
             if suspects & ids:
                 is_news = self._ask_status(fleet, suspects & ids, about, asked_at)
-        unknown = ids - about.domains.keys()
-        if not unknown or not (is_due or unknown - about.asked):
-            return is_news
-        about.asked |= unknown
-        try:
-            networks = self._context.operator.network_nodes(sorted(unknown))
-        except CloudError as error:
-            self._tell_once(
-                f"{fleet}/topology",
-                f"fleet {fleet}: the network nodes of its instances are unknown: {first_line(error)}",
-            )
-            return is_news
-        # Replace the mapping of failure domains instead of updating it, because other threads may be reading the old
-        # mapping.
-        about.domains = {
-            **about.domains,
-            **{node_id: network[-1] for node_id, network in networks.items()},
-        }
-        return is_news or bool(networks)
+        return (
+            about.facts.ask(self._context.operator, ids, is_due=is_due, report=partial(self._tell_unknown, fleet))
+            or is_news
+        )
+
+    def _tell_unknown(self, fleet: FleetName, subject: str, error: CloudError) -> None:
+        self._tell_once(f"{fleet}/{subject}", f"fleet {fleet}: the {subject} are unknown: {first_line(error)}")
 
     def _tag(self, fleet: FleetName) -> None:
         view, key = self._views.get(fleet), f"{fleet}/tags"

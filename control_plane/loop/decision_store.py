@@ -157,13 +157,14 @@ class DecisionStore:
         stored: StoredFleet,
         decision: FleetDecision,
         view: CloudView,
-        failure_domains: Mapping[NodeId, str],
+        facts: Mapping[NodeId, nodes.InstanceFacts],
         now: float,
     ) -> bool:
         """Store everything that a decision about a fleet changes, in one transaction.
 
         Return False if nothing was stored, because the pause of automation has changed since `stored` was read. The
-        caller then executes no action and decides again. `now` is Unix seconds.
+        caller then executes no action and decides again. `facts` fills only empty columns of a node's row. `now` is
+        Unix seconds.
 
         Raises StaleLease if another server holds the lease. Nothing was stored.
         """
@@ -195,12 +196,9 @@ class DecisionStore:
         if idle_after != idle_before:
             changes |= records.idle_update(idle_after)
         is_same = all(getattr(fleet, column) == value for column, value in changes.items())
-        domains = {
-            row.id: failure_domains[NodeId(row.id)]
-            for row in stored.nodes
-            if row.failure_domain is None and NodeId(row.id) in failure_domains
-        }
-        has_news = decision.records or decision.events or decision.implications or decision.is_empty or domains
+        missing = {row.id: nodes.missing_facts(row, facts.get(NodeId(row.id))) for row in stored.nodes}
+        has_news = decision.records or decision.events or decision.implications or decision.is_empty
+        has_news = has_news or any(missing.values())
         if is_same and not has_news:
             return True
         known = {NodeId(node.id): node for node in stored.nodes}
@@ -233,10 +231,8 @@ class DecisionStore:
                     nodes.ask(session, row.node_id, row.request)
                 if row.state is NodeState.GONE:
                     tokens.revoke_sessions(session, row.node_id, moment)
-            for node_id, domain in domains.items():
-                nodes.change(
-                    session, lease, node_id, initial_state=NodeState.JOINING, now=moment, failure_domain=domain
-                )
+            for node_id, columns in missing.items():
+                nodes.change(session, lease, node_id, initial_state=NodeState.JOINING, now=moment, **columns)
             notices.forget(session, decision.forgotten)
             if decision.implications:
                 implications.record(

@@ -108,8 +108,8 @@ class FleetLoop:
         stored = await asyncio.to_thread(self.observer.read_fleet, name, records.at(now))
         spec, observed = self.observer.observe_fleet(stored, view, history)
         decision = decide(now, spec, observed, Policy(timeouts=self.context.timeouts, pause=stored.pause))
-        domains = self.cloud.domains(name)
-        if not await asyncio.to_thread(self.store.apply_fleet, lease, stored, decision, view, domains, now):
+        facts = self.cloud.facts(name)
+        if not await asyncio.to_thread(self.store.apply_fleet, lease, stored, decision, view, facts, now):
             self.context.registry.hint()
             return decision
         self.stored(name)

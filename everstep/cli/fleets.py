@@ -11,7 +11,7 @@ from everstep.cli.commands import Output, Pages, Query, Service, Shown, command
 from everstep.cli.confirm import confirmed
 from everstep.cli.formats import OutputFormat
 from everstep.cli.names import FleetName
-from everstep.cli.output import FAILED, Facts, Json, Rows, counted, duty_words, moment, say, without_none
+from everstep.cli.output import FAILED, Facts, Json, Rows, counted, days_old, duty_words, moment, say, without_none
 from everstep.cli.request_options import FieldsOf
 from everstep.cli.submission import Request
 from everstep.cli.tables import Columns, Detail, Prose
@@ -254,6 +254,7 @@ def _facts(fleet: Json) -> Facts:
             ("TLS between nodes", f"{'on' if fleet['EncryptsReplicas'] else 'off'} ({fleet['ReplicaEncryption']})"),
             ("instance type", fleet["InstanceType"] or None),
             ("zone", fleet["AvailabilityZone"] or None),
+            ("oldest image", days_old(fleet.get("OldestImageTime"))),
             ("price", None if price is None else f"${price} per node and hour"),
             ("cost of jobs", job_time(fleet)),
             ("ETTR", ettr_words(fleet)),

@@ -8,7 +8,7 @@ import typer
 
 from everstep.cli.commands import Asks, Pages, Service, Shown, command
 from everstep.cli.names import NodeId, OnlyFleet
-from everstep.cli.output import Facts, Json, Rows, condition_words, moment, size, to_do, when
+from everstep.cli.output import Facts, Json, Rows, condition_words, days_old, moment, size, to_do, when
 from everstep.cli.tables import Columns, Detail, Prose
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -31,6 +31,7 @@ def list_nodes(
         "JOB": lambda node: node.get("TrainingJobName") or "-",
         "ADDRESS": Detail("Address"),
         "TYPE": Detail("InstanceType"),
+        "NETWORK NODE": Detail(lambda node: node.get("FailureDomain") or "-"),
         "MEMORY": Detail(_share),
         "SINCE (UTC)": Detail(lambda node: when(node["CreationTime"])),
         "REASON": Prose("Reason"),
@@ -58,6 +59,8 @@ def describe(service: Service, node_id: NodeId) -> Shown:
         ("memory for slots", size(node["MemoryBytes"])),
         ("instance type", node["InstanceType"] or None),
         ("zone", node["AvailabilityZone"] or None),
+        ("network node", node.get("FailureDomain")),
+        ("image", ", ".join(filter(None, (node.get("ImageId"), days_old(node.get("ImageCreationTime"))))) or None),
         ("tests", _tests(node)),
         ("reason", node["Reason"] or None),
         ("do", to_do(node["HoldAdvice"]) if "HoldAdvice" in node else None),

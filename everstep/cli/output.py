@@ -276,6 +276,11 @@ def duration(value: float) -> str:
     return f"{minutes} min {whole % 60:02} s" if minutes else f"{whole} s"
 
 
+def days_old(created: datetime | None) -> str | None:
+    """Return the age of a machine image as text: `41 days old`."""
+    return None if created is None else f"{counted(max(0, (datetime.now(UTC) - created).days), 'day')} old"
+
+
 def without_none(**fields: Any) -> Any:
     """Return the keyword arguments whose value is not None."""
     return {name: value for name, value in fields.items() if value is not None}

@@ -65,6 +65,7 @@ SERVER_OPTIONS: Final = {
     "ec2:CreateFleet": "launches whose instances and errors arrive at once",
     "ec2:CreateTags": "tags of jobs and projects on nodes",
     "ec2:DeleteTags": "tags of jobs and projects on nodes",
+    "ec2:DescribeImages": "the age of the images of nodes",
     "ec2:DescribeInstanceTypes": "fleets with several instance types, and `ReplicaEncryption` with `Auto`",
     "ec2:GetConsoleOutput": "console output of nodes, stored before their end",
     "events:PutEvents": "events to EventBridge",

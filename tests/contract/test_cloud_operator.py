@@ -170,6 +170,10 @@ def test_instances_are_described_and_unknown_ones_are_absent(world: World) -> No
     assert state.launched_at is not None
     assert state.launched_at.tzinfo is not None
     assert world.operator.describe_instances([]) == {}
+    times = world.operator.image_times([state.image_id, "ami-0123456789abcdef0"])
+    assert times.keys() == {state.image_id}
+    assert times[state.image_id].tzinfo is not None
+    assert world.operator.image_times([]) == {}
 
 
 def test_capacity_goes_up_by_number_and_down_by_name(world: World) -> None:

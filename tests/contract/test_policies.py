@@ -170,6 +170,7 @@ def change_group(aws: ServedAws, operator: AwsOperator, name: str) -> None:
     operator.describe_instances([member])
     operator.statuses([member])
     operator.network_nodes([member])
+    operator.image_times(["ami-12c6146b"])
     operator.console_output(member)
     operator.recent_launch_failures(name)
     operator.protect_new_instances(name)

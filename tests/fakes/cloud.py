@@ -35,6 +35,8 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import ObjectReference
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+IMAGE = "ami-1"
+"""Image of all instances."""
 
 
 @dataclass(slots=True)
@@ -95,6 +97,8 @@ class FakeOperator:
 
         An instance without an entry has no network nodes.
         """
+        self.images: dict[str, datetime] = {IMAGE: EPOCH}
+        """Creation times of the images that exist."""
         self._launched = 0
         self.tagging_error: CloudError | None = None
         """Error of each call of `set_work_tags`."""
@@ -345,6 +349,12 @@ class FakeOperator:
             self._maybe_fail()
             return {id: self.topology[id] for id in instance_ids if self.topology.get(id)}
 
+    def image_times(self, image_ids: Collection[str]) -> Mapping[str, datetime]:
+        """Return the creation times of images (see `CloudOperator.image_times`)."""
+        with self._lock:
+            self._maybe_fail()
+            return {id: self.images[id] for id in image_ids if id in self.images}
+
     def console_output(self, instance_id: NodeId) -> bytes:
         """Return the newest console output of an instance (see `CloudOperator.console_output`)."""
         with self._lock:
@@ -473,6 +483,7 @@ class FakeOperator:
                 private_ip=f"10.0.{self._launched // 250}.{self._launched % 250 + 1}",
                 instance_type=group.state.instance_type,
                 availability_zone=group.state.availability_zones[0],
+                image_id=IMAGE,
                 launched_at=self.now,
             )
             state = MemberState(

@@ -74,7 +74,9 @@ def test_the_control_planes_actions_are_those_that_it_asks_for() -> None:
 def test_an_agents_actions_are_those_that_it_asks_for() -> None:
     storage = ROOT / "worker" / "storage"
     everstep = ROOT / "everstep"
-    assert asked(storage / "node_aws.py", storage / "s3.py", everstep / "bulk.py", everstep / "doctor" / "node_facts.py") == {
+    assert asked(
+        storage / "node_aws.py", storage / "s3.py", everstep / "bulk.py", everstep / "doctor" / "node_facts.py"
+    ) == {
         *NODE_ACTIONS,
         *NODE_OPTIONS,
     }

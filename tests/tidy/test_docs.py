@@ -162,7 +162,12 @@ def is_symbol(name: str) -> bool:
 
     Names of files, options and messages of AWS are not symbols.
     """
-    if FILE.fullmatch(name) or name.endswith(".sock") or not SYMBOL.fullmatch(name) or name.partition(".")[0] in EXTERNAL:
+    if (
+        FILE.fullmatch(name)
+        or name.endswith(".sock")
+        or not SYMBOL.fullmatch(name)
+        or name.partition(".")[0] in EXTERNAL
+    ):
         return False
     return "." in name or name.endswith("()") or bool(re.fullmatch(r"(?:[A-Z][a-z0-9]+){2,}", name))
 

@@ -41,6 +41,7 @@ DIGESTS = {
     "0008_events_of_a_project.py": "52ad3db2edaedbcb1bf57748501c9055fdf3dd4c823ef3b926a02017517567ce",
     "0009_encrypting_types.py": "6287f6d250c8dc8d94839528c9c1d303f65879caa3c5186df98466fab6d234da",
     "0010_burn_in.py": "faab9299ed3971edf1dce333b838fb3d935f0db89067dfc8934ca15693f05b96",
+    "0011_images_of_nodes.py": "eb6bd32ae6f9b7d27c62574c9787f21e848d0a16ca57ab76bc4e2312bb5d9c7e",
 }
 """SHA-256 of each migration. Change neither a file nor its digest once a user's database may have run the migration."""
 EXPANSIONS = {"create_table", "create_index", "add_column", "batch_alter_table", "f", "get_bind", "execute"}

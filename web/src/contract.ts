@@ -789,6 +789,8 @@ export interface Fleet {
   Drift: string[]
   /** The newest roll. Absent if the fleet never had one. */
   Roll?: FleetRoll
+  /** Creation time of the oldest machine image that a node of the fleet runs. Nodes whose ImageCreationTime is absent do not count. Absent if no node has one. */
+  OldestImageTime?: Timestamp
   Tags: Record<string, string>
   CreationTime: Timestamp
 }
@@ -1537,6 +1539,10 @@ export interface Node {
   AvailabilityZone: string
   /** The EC2 network node that the instance is attached to. Absent if AWS has not reported one. AWS does not report it for all instance types. */
   FailureDomain?: string
+  /** The machine image that the instance runs. Absent until AWS has reported it. */
+  ImageId?: string
+  /** Absent until AWS has reported it, and for an image that is deregistered or that the account may not use. */
+  ImageCreationTime?: Timestamp
   AgentVersion: string
   /** Number of the agent's messages that the server of the node's fleet rejected since the server's start. Rejected messages are malformed, too long, or contain the id of another node. */
   RefusedMessageCount: number

@@ -329,7 +329,7 @@ describe('the nodes of a fleet', () => {
     EncryptsReplicas: true,
   }
   const ended = many(501, 'gone')
-  const page = (at: string) =>
+  const page = (at: string, changes: Partial<Fleet> = {}, nodes = living) =>
     drawn(
       <Routes>
         <Route path="/fleets/:name" element={<FleetPage />} />
@@ -338,8 +338,8 @@ describe('the nodes of a fleet', () => {
         at,
         role: 'viewer',
         answers: {
-          '["fleets"]': [fleet],
-          '["nodes","main",false]': living,
+          '["fleets"]': [{ ...fleet, ...changes }],
+          '["nodes","main",false]': nodes,
           '["nodes","main",true]': [...ended, ...living],
           '["nodes","one","i-e7"]': ended[7],
           '["events","","main"]': { events: [] },
@@ -350,6 +350,19 @@ describe('the nodes of a fleet', () => {
   test('encrypt their connections: the page shows the setting, and that it is in force', () => {
     page('/fleets/main')
     expect(screen.getByText('Replica encryption (TLS)').nextElementSibling!.textContent).toBe('Auto, in force')
+  })
+  test('show their image with its age, and their place in the network, where AWS reports them', () => {
+    page('/fleets/main')
+    expect(screen.queryByText('Network node') ?? screen.queryByText('Oldest image created')).toBeNull()
+    cleanup()
+    const days = (count: number) => NOW - count * 86_400
+    const facts = { ImageId: 'ami-1', ImageCreationTime: days(41), FailureDomain: 'nn-1' }
+    page('/fleets/main', { OldestImageTime: days(41) }, [{ ...living[0]!, ...facts }, living[1]!])
+    expect(screen.getByText('Oldest image created').nextElementSibling!.textContent).toBe('41 d ago')
+    const cells = (id: string) =>
+      ['Network node', 'Node'].map((name) => document.querySelector(`#${id} [data-name="${name}"]`)!.textContent)
+    expect(cells('i-a0')).toEqual(['nn-1', 'i-a0ami-1, created 41 d ago'])
+    expect(cells('i-a1')).toEqual(['–', 'i-a1'])
   })
   test('include an ended node only if the URL names it', () => {
     page('/fleets/main#i-e7')

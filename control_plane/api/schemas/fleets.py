@@ -245,6 +245,11 @@ class Fleet(Shape):
     """
     roll: FleetRoll | None
     """The newest roll. Absent if the fleet never had one."""
+    oldest_image_time: datetime | None
+    """Creation time of the oldest machine image that a node of the fleet runs.
+
+    Nodes whose ImageCreationTime is absent do not count. Absent if no node has one.
+    """
     tags: dict[str, str]
     creation_time: datetime
 

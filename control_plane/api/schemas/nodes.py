@@ -150,6 +150,10 @@ class Node(Shape):
 
     Absent if AWS has not reported one. AWS does not report it for all instance types.
     """
+    image_id: str | None
+    """The machine image that the instance runs. Absent until AWS has reported it."""
+    image_creation_time: datetime | None
+    """Absent until AWS has reported it, and for an image that is deregistered or that the account may not use."""
     agent_version: str
     refused_message_count: int
     """Number of the agent's messages that the server of the node's fleet rejected since the server's start.

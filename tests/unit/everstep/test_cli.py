@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -1047,6 +1047,27 @@ def test_a_node_shows_its_memory_and_that_of_its_ranks(run):
     _, out, _, _ = run("nodes", "describe", "i-1", describe_node={**node, "Conditions": conditions})
     assert "disk_full on i-1: /state is full" in out
     assert "disk_full: the service's, too" in out
+
+
+def test_a_node_and_its_fleet_show_the_age_of_their_image(run):
+    created = datetime.now(UTC) - timedelta(days=41, hours=1)
+    node = {**least("Node"), "ImageId": "ami-1"}
+    assert re.search(r"image +ami-1 *$", run("nodes", "describe", "i-1", describe_node=node)[1], re.M)
+    _, out, _, _ = run("nodes", "describe", "i-1", describe_node={**node, "ImageCreationTime": created})
+    assert re.search(r"image +ami-1, 41 days old *$", out, re.M)
+    assert "image" not in run("nodes", "describe", "i-1", describe_node=least("Node"))[1]
+    fleet = least("Fleet")
+    assert "oldest image" not in run("fleets", "describe", "f", describe_fleet=fleet)[1]
+    _, out, _, _ = run("fleets", "describe", "f", describe_fleet={**fleet, "OldestImageTime": created})
+    assert re.search(r"oldest image +41 days old *$", out, re.M)
+
+
+def test_nodes_show_their_place_in_the_network(run):
+    nodes = [least("Node"), {**least("Node"), "FailureDomain": "nn-1"}]
+    assert re.search(r"network node +nn-1 *$", run("nodes", "describe", "i-1", describe_node=nodes[1])[1], re.M)
+    assert "network node" not in run("nodes", "describe", "i-1", describe_node=nodes[0])[1]
+    _, out, _, _ = run("nodes", "list", list_nodes={"Nodes": nodes})
+    assert re.search(r"NETWORK NODE.*\n.* any +- .*\n.* any +nn-1 ", out)
 
 
 def test_outputs_are_downloaded(run, tmp_path):

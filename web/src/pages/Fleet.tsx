@@ -118,6 +118,7 @@ function factsOf(fleet: Fleet, figures: FleetFigures): Fact[] {
     [labels.least, count(fleet.MinNodeCount)],
     [labels.group, <code key="group">{fleet.AutoScalingGroupName}</code>],
     [labels.instances, FLEET.zone(fleet.InstanceType ?? '', fleet.AvailabilityZone ?? '')],
+    ...imageFacts(fleet),
     [labels.price, price, hook(figures, 'priceUsdPerHour')],
     [labels.cost, cost, hook(figures, 'costUsd')],
     [labels.ettr, figure('ettrRatio'), hook(figures, 'ettrRatio')],
@@ -130,6 +131,10 @@ function factsOf(fleet: Fleet, figures: FleetFigures): Fact[] {
     ...rollFacts(fleet),
     [labels.created, <Ago key="created" at={fleet.CreationTime} />],
   ]
+}
+
+function imageFacts({ OldestImageTime: at }: Fleet): Fact[] {
+  return at === undefined ? [] : [[FLEET.labels.oldestImage, <Ago key="image" at={at} />]]
 }
 
 /** The newest roll (replacement or reboot of all nodes): its status, its progress, and what it does or waits for. */

@@ -89,7 +89,7 @@ function NodeTable({ nodes, target }: { nodes: readonly Node[]; target?: Node })
           className: node.NodeId === target?.NodeId ? 'target' : undefined,
         })}
         columns={[
-          [columns.node, ({ node }) => <CopyId id={node.NodeId} />],
+          [columns.node, ({ node }) => <NodeCell {...node} />],
           [
             columns.status,
             ({ figures }) => <Status tone={figures.statusTone} word={figures.status} />,
@@ -100,6 +100,12 @@ function NodeTable({ nodes, target }: { nodes: readonly Node[]; target?: Node })
           [columns.job, ({ node: { TrainingJobName: name } }) => (name ? <JobLink name={name} /> : '–'), 'name'],
           [columns.reason, ({ node }) => reason(node), 'reason'],
           [columns.address, ({ node }) => node.Address || '–', 'mono nowrap'],
+          // EC2 has no topology for many instance types.
+          nodes.some((node) => node.FailureDomain) && [
+            columns.network,
+            ({ node }) => node.FailureDomain ?? '–',
+            'mono nowrap',
+          ],
           [columns.memory, ({ node }) => (node.MemoryBytes ? bytes(node.MemoryBytes) : '–'), 'n'],
           [columns.since, ({ node }) => <Ago at={node.EndTime ?? node.CreationTime} />, 'moment'],
           isAdmin && [columns.act, ({ node }) => act(node), 'unnamed'],
@@ -107,6 +113,25 @@ function NodeTable({ nodes, target }: { nodes: readonly Node[]; target?: Node })
       />
       {chosen && <NodeDialog node={chosen} onClose={() => setChosen(undefined)} />}
     </>
+  )
+}
+
+/** A node's id, above its image with the age of the image. */
+function NodeCell({ NodeId, ImageId, ImageCreationTime: at }: Node) {
+  return (
+    <div>
+      <CopyId id={NodeId} />
+      {ImageId && (
+        <div className="dim">
+          {ImageId}
+          {at !== undefined && (
+            <>
+              {WORDS.created} <Ago at={at} />
+            </>
+          )}
+        </div>
+      )}
+    </div>
   )
 }
 

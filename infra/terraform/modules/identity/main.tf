@@ -53,6 +53,7 @@ data "aws_iam_policy_document" "server" {
       "autoscaling:DescribeLifecycleHooks",
       "autoscaling:DescribePolicies",
       "autoscaling:DescribeScalingActivities",
+      "ec2:DescribeImages",
       "ec2:DescribeInstanceStatus",
       "ec2:DescribeInstanceTopology",
       "ec2:DescribeInstanceTypes",

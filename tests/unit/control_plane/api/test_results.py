@@ -974,6 +974,20 @@ def test_the_nodes_of_a_job_are_listed_with_the_time_that_they_worked_for_it(cli
         client.list_training_job_nodes(TrainingJobName="other")
 
 
+def test_a_node_and_its_fleet_show_the_age_of_their_image(client, job, service):
+    job.connect("i-0", "i-1", "i-2")
+    assert "OldestImageTime" not in client.describe_fleet(FleetName="main")
+    ages = {"i-0": START - timedelta(days=2), "i-1": START - timedelta(days=41), "i-2": None}
+    with service.database.write() as session:
+        lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main")
+        for number, (node_id, at) in enumerate(ages.items()):
+            image = {"image_id": f"ami-{number}", "image_created_at": at}
+            nodes.change(session, lease, node_id, initial_state="joining", now=START, **image)
+    shown = [(node["ImageId"], node.get("ImageCreationTime")) for node in client.list_nodes()["Nodes"]]
+    assert shown == [("ami-0", ages["i-0"]), ("ami-1", ages["i-1"]), ("ami-2", None)]
+    assert client.describe_fleet(FleetName="main")["OldestImageTime"] == ages["i-1"]
+
+
 @pytest.mark.covers("DescribeNode.NodeId", "ListNodes.FleetName", "ListNodes.IncludeEnded")
 def test_nodes_show_whose_they_are(client, job, service):
     job.connect("i-0", "i-1")

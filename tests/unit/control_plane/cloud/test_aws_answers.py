@@ -241,6 +241,35 @@ def test_network_nodes_are_told_nearest_last_and_unknown_ones_are_left_out(
         assert operator.network_nodes([NODE, OTHER]) == {NODE: tuple(network)}
 
 
+def test_image_times_contain_the_images_that_ec2_returns(operator: AwsOperator, connection: Connection) -> None:
+    answer = {"Images": [{"ImageId": "ami-1", "CreationDate": "2026-01-02T03:04:05.000Z"}, {"ImageId": "ami-2"}]}
+    asked = {
+        "Filters": [{"Name": "image-id", "Values": ["ami-1", "ami-2", "ami-deregistered"]}],
+        "IncludeDeprecated": True,
+        "IncludeDisabled": True,
+        "MaxResults": 200,
+    }
+    with Stubber(connection.client("ec2")) as stub:
+        stub.add_response("describe_images", answer, asked)
+        found = operator.image_times(["ami-2", "ami-1", "ami-deregistered"])
+    assert found == {"ami-1": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)}
+
+
+def test_one_call_asks_for_as_many_images_as_a_filter_accepts(operator: AwsOperator, connection: Connection) -> None:
+    with Stubber(connection.client("ec2")) as stub:
+        for _ in range(2):
+            stub.add_response("describe_images", {"Images": []})
+        assert operator.image_times([f"ami-{number}" for number in range(201)]) == {}
+        stub.assert_no_pending_responses()
+
+
+def test_an_instance_names_its_image(operator: AwsOperator, connection: Connection) -> None:
+    instance = {"InstanceId": NODE, "State": {"Name": "running"}, "ImageId": "ami-1"}
+    with Stubber(connection.client("ec2")) as stub:
+        stub.add_response("describe_instances", {"Reservations": [{"Instances": [instance]}]})
+        assert operator.describe_instances([NODE])[NODE].image_id == "ami-1"
+
+
 def test_a_launch_that_aws_cancelled_for_a_cause_has_failed(operator: AwsOperator, connection: Connection) -> None:
     began = datetime(2026, 5, 23, tzinfo=UTC)
     told = [

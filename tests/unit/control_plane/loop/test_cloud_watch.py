@@ -33,6 +33,7 @@ from control_plane.loop.cloud_watch import CLOSE_SECONDS, CloudWatch
 from control_plane.loop.memos import capacity_wait_of
 from control_plane.loop.runner import Runner
 from everstep.protocol.ids import FleetName, NodeId
+from tests.fakes.cloud import EPOCH, IMAGE
 from tests.unit.control_plane.loop.world import FLEET, GROUP, START, World
 
 FACTS = ServerFacts(
@@ -131,6 +132,31 @@ async def test_network_nodes_become_failure_domains_once_and_unknown_stays_unkno
     assert next(iter(world.nodes().values())).failure_domain == "rack-0", "stored, for the servers to come"
 
 
+async def test_the_age_of_an_image_is_read_once_and_stored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    image_times = world.operator.image_times
+    monkeypatch.setattr(world.operator, "image_times", lambda ids: (asked.append(list(ids)), image_times(ids))[1])
+    world.submit()
+    await world.running()
+    await world.tick(CLOSE_SECONDS)
+    assert asked == [[IMAGE]]
+    assert {(node.image_id, node.image_created_at) for node in world.nodes().values()} == {(IMAGE, EPOCH)}
+    world.operator.images.clear()
+    world.start_server()
+    await world.tick()
+    assert {node.image_created_at for node in world.nodes().values()} == {EPOCH}, "stored, for the servers to come"
+
+
+async def test_an_image_without_an_age_is_asked_for_again(world: World) -> None:
+    world.operator.images.clear()
+    world.submit()
+    await world.running()
+    assert {(node.image_id, node.image_created_at) for node in world.nodes().values()} == {(IMAGE, None)}
+    world.operator.images[IMAGE] = EPOCH
+    await world.tick(CLOSE_SECONDS)
+    assert {node.image_created_at for node in world.nodes().values()} == {EPOCH}
+
+
 async def test_questions_that_fail_are_told_once_and_hold_up_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:
@@ -139,11 +165,30 @@ async def test_questions_that_fail_are_told_once_and_hold_up_nothing(
 
     monkeypatch.setattr(world.operator, "statuses", fail)
     monkeypatch.setattr(world.operator, "network_nodes", fail)
+    monkeypatch.setattr(world.operator, "image_times", fail)
     world.submit()
     await world.running()
     await world.tick(CLOSE_SECONDS)
-    assert sum("is unknown" in record.message for record in caplog.records) == 1
-    assert sum("are unknown" in record.message for record in caplog.records) == 1
+    for words in ("is unknown", "network nodes of its instances are unknown", "creation times of its images are"):
+        assert sum(words in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("failing", "facts"), [("network_nodes", (None, IMAGE, EPOCH)), ("image_times", ("rack-0", IMAGE, None))]
+)
+async def test_a_failed_request_hides_no_other_fact(
+    world: World, monkeypatch: pytest.MonkeyPatch, failing: str, facts: tuple[object, ...]
+) -> None:
+    def fail(*_: object) -> None:
+        raise CloudUnavailable("no answer")
+
+    node_id = NodeId(f"i-{1:017x}")
+    world.operator.topology = {node_id: ("top", "rack-0")}
+    monkeypatch.setattr(world.operator, failing, fail)
+    world.submit()
+    await world.running()
+    node = world.nodes()[node_id]
+    assert (node.failure_domain, node.image_id, node.image_created_at) == facts
 
 
 async def test_an_instance_that_ec2_does_not_show_yet_has_not_ended(
