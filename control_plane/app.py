@@ -59,7 +59,7 @@ from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.context import LoopContext
 from control_plane.loop.event_feed import EventFeed
 from control_plane.loop.exporter import EventExporter
-from control_plane.loop.figures import LoopFigures
+from control_plane.loop.loop_metrics import LoopMetrics
 from control_plane.loop.metric_writer import MetricWriter
 from control_plane.loop.readiness import Readiness
 from control_plane.loop.runner import Runner
@@ -151,14 +151,14 @@ def create_app(
     queue: EventQueue | None = None
     sinks: dict[str, EventSink] = {}
     attestation: Attestation | None = None
-    figures = LoopFigures()
+    loop_metrics = LoopMetrics()
     stored: Secrets = SecretFiles(settings.state_directory)
     if operator is None or objects is None:
         connection = Connection(settings.cloud)
         queue = SqsQueue(connection, settings.events_queue_url) if settings.events_queue_url else None
         sinks = {arn: EventBusSink(connection, arn) for arn in settings.event_exports}
         operator = operator or AwsOperator(connection)
-        figures = LoopFigures(connection.meter.collectors)
+        loop_metrics = LoopMetrics(connection.meter.collectors)
         if settings.mode is CloudMode.AWS:
             attestation = Attestation(
                 sts=RegionalSts(settings.region),
@@ -203,7 +203,7 @@ def create_app(
         server_id=public_id,
         attestation=attestation,
         feed=EventFeed(database, now),
-        figures=figures,
+        loop_metrics=loop_metrics,
         tracer=tracer,
         readiness=Readiness(),
         now=now,
@@ -364,7 +364,7 @@ def _loops(
         is_local=settings.mode is CloudMode.LOCAL,
         now=services.now,
         retention=settings.retention,
-        figures=services.figures,
+        loop_metrics=services.loop_metrics,
         tracer=services.tracer,
         readiness=services.readiness,
     )

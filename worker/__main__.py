@@ -274,7 +274,7 @@ def confine(chosen: AgentSettings) -> str:
         words = "ranks run as the agent's user: a job's code can read the agent's files"
         return f"{words}, and ask the instance's metadata for the keys of its role" if endpoint is not None else words
     for folder in (chosen.state, chosen.sockets):
-        rank_user.make_way(folder, user)
+        rank_user.create_traversable_dir(folder, user)
     if closed := rank_user.closed_to(
         user, (Path(everstep.__file__), Path(msgspec.__file__), chosen.state, chosen.sockets)
     ):

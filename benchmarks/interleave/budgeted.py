@@ -110,7 +110,7 @@ class Budgeted:
         self._step += 1
         self._tell(at, is_sending=is_sending)
         *proposed, pacing = PROPOSED.unpack_from(self._page)
-        self._traffic.hear(Pacing(pacing))
+        self._traffic.apply_announcement(Pacing(pacing))
         due = max((step for step in proposed if self._begun < step <= self._step), default=0)
         begins = bool(due) and not is_sending
         if begins:

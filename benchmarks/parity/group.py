@@ -142,9 +142,11 @@ class Member:
             target[:] = payload
         await self.store.seal(self.rank, index, replace(slot.file.header, payload_bytes=len(payload)))
 
-    def hear(self, committed: Step, proposed: Step) -> None:
+    def apply_announcement(self, committed: Step, proposed: Step) -> None:
         """Apply a coordinator's announcement of the committed step and the proposed step."""
-        self.shard.hear(Announcement(generation=GENERATION, term=1, sequence=1, committed=committed, proposed=proposed))
+        self.shard.apply_announcement(
+            Announcement(generation=GENERATION, term=1, sequence=1, committed=committed, proposed=proposed)
+        )
 
     async def voted(self, step: Step) -> None:
         """Wait until the member has voted ACKED for a step."""
@@ -221,7 +223,7 @@ async def measure(
     seconds, cpu, sent = [], [], 0
     try:
         for member in members:
-            member.hear(NONE, Step(1))
+            member.apply_announcement(NONE, Step(1))
             member.send(members)
         for step in map(Step, range(1, steps + 1)):
             for member in members:
@@ -237,7 +239,7 @@ async def measure(
             cpu.append(time.process_time() - cpu_begun)
             sent = sum(each.pacer.sent_bytes for each in members) - sent_before
             for member in members:
-                member.hear(step, Step(step + 1))
+                member.apply_announcement(step, Step(step + 1))
         memory = sum(member.store.used_bytes() for member in members)
         restore_seconds, is_equal = await _restore(members, Step(steps), bytes(states[Rank(1)]))
     finally:

@@ -1,4 +1,4 @@
-"""Compares the commits with the adaptive lead (`worker.core.lead`) and with constant leads, by simulation.
+"""Compares the commits with the adaptive lead (`worker.core.proposal_lead`) and with constant leads, by simulation.
 
 The simulation makes one proposal at a time. A proposal with a lead of k steps takes k steps. It commits a step, unless
 it is late, that is, reaches a rank after the rank's boundary. Each further step of lead divides the probability of a
@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from worker.core.lead import Lead
+from worker.core.proposal_lead import Lead
 
 STEPS = 20_000
 PHASE_STEPS = 1_000

@@ -129,7 +129,7 @@ class Fleet:
                 node,
                 tree=self.tree,
                 state=partial(self._state, number),
-                hear=partial(self._hear, number),
+                apply_announcement=partial(self._hear, number),
                 deadline_seconds=30.0,
             )
             for number, node in enumerate(self.ids)

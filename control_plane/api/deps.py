@@ -45,7 +45,7 @@ from control_plane.db.metric_samples import MetricSamples
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.event_feed import EventFeed
-from control_plane.loop.figures import LoopFigures
+from control_plane.loop.loop_metrics import LoopMetrics
 from control_plane.loop.readiness import Readiness
 from control_plane.tracing import Tracer
 from everstep.protocol.pace import Pace
@@ -97,7 +97,7 @@ class Services:
     attestation: Attestation | None = None
     """Verifies which instance an agent runs on. None if agents join with join tokens only."""
     feed: EventFeed
-    figures: LoopFigures = field(default_factory=LoopFigures)
+    loop_metrics: LoopMetrics = field(default_factory=LoopMetrics)
     """Prometheus metrics that the server's background loops collect."""
     readiness: Readiness = field(default_factory=Readiness)
     """State of the server's background loops, which GetReadiness returns."""

@@ -34,7 +34,7 @@ from control_plane.db.events import EventFilter, EventRecord
 from control_plane.db.incidents import IncidentFilter, JobOfIncident, SavedIncident
 from control_plane.db.jobs import SavedJob
 from control_plane.db.nodes import SavedNode
-from control_plane.loop import standing
+from control_plane.loop import disposition
 from control_plane.loop.log_reader import LogEvent, LogFilter, LogReader, facts_of
 from control_plane.loop.memos import capacity_wait_of, reason_of
 from control_plane.loop.records import as_core, prefix_of, shown_record
@@ -104,7 +104,7 @@ _OF_JOB: Final = {IncidentOutcome.JOB_FAILED: DutyKind.JOB_FAILED, IncidentOutco
 def _duty(services: Services, session: Session, about: Account, record: SavedIncident) -> tuple[PersonDuty, Subject]:
     """Return what a person has to do about an incident: its job's duty, or that of nodes that it took out of use."""
     job, agents = jobs.get_run(session, record.run_id), services.peers.agents().connected
-    (of_job,) = standing.of_jobs(session, [job], agents, services.now().timestamp()).values()
+    (of_job,) = disposition.of_jobs(session, [job], agents, services.now().timestamp()).values()
     is_part = about.outcome is IncidentOutcome.OPEN or _OF_JOB.get(about.outcome) is of_job.duty.kind
     return duties.of_incident(of_job.duty if is_part else NOTHING, about.held), of_job.subject
 

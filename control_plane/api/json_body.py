@@ -4,7 +4,7 @@ Python's JSON parser accepts values that the API does not allow: non-finite numb
 surrogates. The request models accept null for optional fields, although the API allows no null. This parser reports
 each of these values, null included, with the path of its field. The request models check all other rules.
 
-Invariant: a value that `read` returns without a complaint (a reported error) contains no null, no non-finite number and
+Invariant: a value that `read` returns without a fault contains no null, no non-finite number and
 no text that a database or UTF-8 cannot store. It has at most `MAX_DEPTH` levels.
 """
 
@@ -80,7 +80,7 @@ def read(body: bytes) -> tuple[Any, list[tuple[str, str]]]:
         body: at most 1 MiB; `api.envelope` rejects longer bodies.
 
     Returns:
-        The value, and at most `MAX_FIELDS` complaints. The value must not be used if there is a complaint.
+        The value, and at most `MAX_FIELDS` complaints. The value must not be used if there is a fault.
     """
     try:
         value = json.loads(body, object_hook=SentObject)

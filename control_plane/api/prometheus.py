@@ -1,7 +1,7 @@
 """Exposes metrics of this service in Prometheus's text format 0.0.4.
 
 Most values come from the database and the connected agents at the time of the scrape. The server's background loops
-collect further metrics while they run (`control_plane.loop.figures`). Labels name only unfinished jobs, fleets and
+collect further metrics while they run (`control_plane.loop.loop_metrics`). Labels name only unfinished jobs, fleets and
 causes, so the number of series does not grow with steps, incidents, nodes or ranks. Names and units follow
 https://prometheus.io/docs/practices/naming: base units, and `_total` for counters.
 """
@@ -24,8 +24,8 @@ from control_plane.db.incidents import Recoveries
 from control_plane.db.jobs import SavedJob
 from control_plane.db.nodes import SavedNode
 from control_plane.db.protection import ShardRecord
-from control_plane.loop import standing
-from control_plane.loop.figures import LoopFigures
+from control_plane.loop import disposition
+from control_plane.loop.loop_metrics import LoopMetrics
 from control_plane.loop.memos import lapse_of
 from everstep.protocol.ids import NodeId
 
@@ -58,14 +58,15 @@ class ServerFacts:
     """Whether a restored database waits for a person, so that nothing is deleted from S3."""
 
 
-def exposition(facts: ServerFacts, figures: LoopFigures | None) -> bytes:
+def exposition(facts: ServerFacts, loop_metrics: LoopMetrics | None) -> bytes:
     """Return all metrics of this server in Prometheus's text format.
 
-    `figures` contains the metrics that the background loops have collected, and `facts` the data for all other metrics.
+    `loop_metrics` contains the metrics that the background loops have collected, and `facts` the data for all other
+    metrics.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Once(families(facts)))
-    for collector in figures.collectors if figures is not None else ():
+    for collector in loop_metrics.collectors if loop_metrics is not None else ():
         registry.register(collector)
     return generate_latest(registry)
 
@@ -112,7 +113,7 @@ def families(facts: ServerFacts) -> Iterator[Metric]:
 
 def _of_jobs(facts: ServerFacts) -> Iterator[Metric]:
     statuses = GaugeMetricFamily("everstep_jobs", "Training jobs that have not ended.", labels=["status"])
-    for status, count in sorted(Counter(standing.secondary_status_of(job) for job in facts.jobs).items()):
+    for status, count in sorted(Counter(disposition.secondary_status_of(job) for job in facts.jobs).items()):
         statuses.add_metric([status], count)
     yield statuses
     of_job = ["job", "project", "fleet"]

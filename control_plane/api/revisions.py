@@ -54,7 +54,7 @@ _PARTS_OF_PLAN: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class RevisionContext:
     """Facts about the job's fleet, nodes and project that limit how the job may change."""
 
     largest_shard_bytes: int
@@ -87,7 +87,7 @@ class _Wish:
     needs_generation: bool = False
 
 
-def revised(request: UpdateTrainingJobRequest, job: SavedJob, around: Surroundings) -> Revised:
+def revised(request: UpdateTrainingJobRequest, job: SavedJob, around: RevisionContext) -> Revised:
     """Return the job after an update.
 
     Args:
@@ -140,7 +140,7 @@ def _wishes(request: UpdateTrainingJobRequest) -> Iterator[_Wish]:
                 yield _Wish(path, attribute, value, needs_generation=attribute in _PARTS_OF_PLAN)
 
 
-def _wrong(job: SavedJob, spec: SavedJobSpec, around: Surroundings) -> Iterator[tuple[str, str]]:
+def _wrong(job: SavedJob, spec: SavedJobSpec, around: RevisionContext) -> Iterator[tuple[str, str]]:
     limits = (
         ("StoppingCondition.MaxCostUsd", spec.max_cost_usd, MIN_COST_USD),
         ("CheckpointConfig.MaxAgeInSeconds", spec.checkpoint_max_age_seconds, MIN_CHECKPOINT_AGE_SECONDS),

@@ -91,6 +91,15 @@ from control_plane.db.protection import ShardRecord
 from control_plane.errors import TooManyCases
 from control_plane.loop import memos, records
 from control_plane.loop.agents import AgentView
+from control_plane.loop.disposition import (
+    Disposition,
+    JobDisposition,
+    has_older_checkpoint,
+    is_paused,
+    secondary_status_of,
+    status_of,
+    world_size,
+)
 from control_plane.loop.memos import (
     checkpoint_pace_of,
     checkpoint_upload_of,
@@ -100,15 +109,6 @@ from control_plane.loop.memos import (
     unstored_outputs_of,
 )
 from control_plane.loop.records import generation_node_count
-from control_plane.loop.standing import (
-    JobStanding,
-    Standing,
-    has_older_checkpoint,
-    is_paused,
-    secondary_status_of,
-    status_of,
-    world_size,
-)
 from everstep.protocol.agent_messages import Obstacle
 from everstep.protocol.ids import FIRST_STEP, NodeId, RunId, Step
 
@@ -140,14 +140,14 @@ def reason_of(job: SavedJob, now: datetime) -> str:
 
 
 def job_summary(
-    job: SavedJob, now: datetime, listed: JobStanding | None = None, incident_counts: tuple[int, int] = (0, 0)
+    job: SavedJob, now: datetime, listed: JobDisposition | None = None, incident_counts: tuple[int, int] = (0, 0)
 ) -> jobs_schemas.TrainingJobSummary:
     """Return a job's entry in a list of jobs.
 
     Args:
         job: the job as stored, in any state.
         now: current time of the server.
-        listed: result of `standing.of_jobs`, from which the fields follow that only lists contain. None: omit them.
+        listed: result of `disposition.of_jobs`, from which the fields follow that only lists contain. None: omit them.
         incident_counts: number of the job's incidents, and of its open incidents.
 
     Returns:
@@ -303,7 +303,7 @@ def job(
     *,
     now: datetime,
     turns: QueueSchedule,
-    standing: JobStanding,
+    disposition: JobDisposition,
     conditions: Sequence[jobs_schemas.Condition] = (),
     wait: common_schemas.CapacityWait | None = None,
     only_project: str | None = None,
@@ -314,7 +314,7 @@ def job(
         found: the job with its plan and incidents, as stored.
         now: current time of the server.
         turns: the fleet's schedule, from which the description names the jobs ahead of a queued job.
-        standing: result of `standing.of_jobs` for the job.
+        disposition: result of `disposition.of_jobs` for the job.
         conditions: result of `job_conditions`.
         wait: result of `capacity_wait`.
         only_project: restrict names of other jobs to this project. None: show all.
@@ -362,8 +362,8 @@ def job(
         queue_position=turns.place_of(RunId(job.run_id)),
         queued_behind=queued_behind(turns, RunId(job.run_id), only_project),
         observed_revision=found.observed_revision,
-        healthy_node_count=standing.healthy_count,
-        duty=duty(standing),
+        healthy_node_count=disposition.healthy_count,
+        duty=duty(disposition),
         assigned_node_count=len(found.node_ids),
         node_ids=[] if plan is None or is_paused(job) else [node.node_id for node in plan.nodes],
         coordinator_node_id=None if plan is None or is_paused(job) else plan.coordinator,
@@ -708,9 +708,9 @@ def _repeat_choice(job: SavedJob) -> jobs_schemas.RepeatChoice | None:
     )
 
 
-def duty(standing: Standing) -> duties_schemas.Duty:
+def duty(disposition: Disposition) -> duties_schemas.Duty:
     """Return the duty of a job or fleet, in the words that all pages, commands and notifications show."""
-    found, subject = standing.duty, standing.subject
+    found, subject = disposition.duty, disposition.subject
     return shaped(
         found,
         duties_schemas.Duty,
@@ -763,7 +763,11 @@ def drill(record: DrillRecord) -> drills_schemas.Drill:
 
 
 def fleet(
-    record: FleetRecord, nodes: Sequence[SavedNode], agents: Sequence[AgentView], history: History, standing: Standing
+    record: FleetRecord,
+    nodes: Sequence[SavedNode],
+    agents: Sequence[AgentView],
+    history: History,
+    disposition: Disposition,
 ) -> fleets_schemas.Fleet:
     """Convert the record of a fleet into its response model.
 
@@ -772,7 +776,7 @@ def fleet(
         nodes: nodes of the fleet, without ended ones.
         agents: agents of all fleets that have connected to any server of the installation.
         history: totals of the fleet's jobs and incidents.
-        standing: result of `standing.of_fleets` for the fleet.
+        disposition: result of `disposition.of_fleets` for the fleet.
 
     Returns:
         The description.
@@ -787,7 +791,7 @@ def fleet(
             {node.instance_type for node in nodes} or {record.instance_type},
             record.encrypting_types,
         ),
-        duty=duty(standing),
+        duty=duty(disposition),
         fleet_status=FleetStatus.DELETING if record.delete_requested_at is not None else FleetStatus(record.state),
         spare_policy=None
         if record.spare_probability is None

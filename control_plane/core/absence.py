@@ -33,7 +33,7 @@ class Omissions:
     since: Mapping[NodeId, float] = field(default_factory=dict[NodeId, float])
     """The monotonic second of the first answer in a row that omits each instance."""
     absent: frozenset[NodeId] = frozenset()
-    """The instances that count as ended once their agents are silent (`settled`)."""
+    """The instances that count as ended once their agents are silent (`resolve_absence`)."""
 
     def with_answer(self, omitted: Iterable[NodeId], at: float, joined: Collection[NodeId]) -> Omissions:
         """Return the omissions after a further answer of EC2 at the monotonic second `at`."""
@@ -48,7 +48,7 @@ class Omissions:
         )
 
 
-def settled(
+def resolve_absence(
     condition: InstanceCondition, *, is_connected: bool, silent_seconds: float, timeouts: Timeouts
 ) -> InstanceCondition:
     """Return PRESENT, ENDED or UNKNOWN for an instance that AWS omits (ABSENT) or reports as ended.

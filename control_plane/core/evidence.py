@@ -40,7 +40,7 @@ BLIND_FLEET_SIZE = 3
 """The silence of most nodes of such a fleet is no evidence: the control plane is more likely at fault."""
 
 
-class NodeStanding(StrEnum):
+class NodeDisposition(StrEnum):
     """The conclusion about a node, and how the job treats the node.
 
     - ALIVE, UNCLEAR: use the node. If unclear, wait for more reports.
@@ -59,7 +59,7 @@ class NodeVerdict:
     """The conclusion about one node, with the evidence."""
 
     node_id: NodeId
-    standing: NodeStanding
+    disposition: NodeDisposition
     evidence: facts.Fact = facts.NOTHING
     cause: Cause = Cause.NODE_UNREACHABLE
     """Used only if the node is GONE."""
@@ -96,7 +96,7 @@ def judge(
     impairment: Impairment | None = None,
     is_training: bool = False,
     is_launching: bool = False,
-    is_blamed: bool = True,
+    is_first_to_leave: bool = True,
 ) -> NodeVerdict:
     """Return the verdict on a node: whether its job keeps the node.
 
@@ -104,12 +104,12 @@ def judge(
         stepped_at: Unix time of the newest step of other members, which proves that the node was alive.
         out_of_view: whether other members report that the node does not answer them.
         is_launching: whether no rank runs yet. A faulty node is then IMPAIRED, because the launch needs its shards.
-        is_blamed: whether `blamed` chose this node.
+        is_first_to_leave: whether `first_to_leave` chose this node.
     """
     if node.instance is InstanceCondition.ENDED:
         return NodeVerdict(
             node_id=node.node_id,
-            standing=NodeStanding.GONE,
+            disposition=NodeDisposition.GONE,
             evidence=node.ended or facts.InstanceEnded(node_id=node.node_id, state="ended"),
             cause=Cause.INSTANCE_TERMINATED,
             is_final=True,
@@ -128,36 +128,36 @@ def judge(
         if (
             is_training
             and out_of_view
-            and is_blamed
+            and is_first_to_leave
             and not is_blind
             and impairment is not None
             and impairment.is_out_of_view
         ):
             return _out_of_view(node, impairment, now, timeouts)
-        return NodeVerdict(node_id=node.node_id, standing=NodeStanding.ALIVE)
+        return NodeVerdict(node_id=node.node_id, disposition=NodeDisposition.ALIVE)
     # The wall clock may jump. Limit the silence to the age of the agent's last report by the monotonic clock.
     lasted = min(now - silence.since, node.silent_seconds)
     spoken_for = silence.since if stepped_at is None else max(silence.since, min(stepped_at, now))
 
-    def silent(standing: NodeStanding, proof: facts.SilenceProof) -> NodeVerdict:
+    def silent(disposition: NodeDisposition, proof: facts.SilenceProof) -> NodeVerdict:
         fact = facts.AgentSilent(
             node_id=node.node_id,
             seconds=round(lasted, 1),
             proof=proof,
             limit_seconds=timeouts.exclude_seconds if proof is facts.SilenceProof.LIMIT else 0.0,
-            text=node.complaint if proof is facts.SilenceProof.CHECK else "",
+            text=node.failed_status_check if proof is facts.SilenceProof.CHECK else "",
         )
-        return NodeVerdict(node_id=node.node_id, standing=standing, evidence=fact, since=spoken_for)
+        return NodeVerdict(node_id=node.node_id, disposition=disposition, evidence=fact, since=spoken_for)
 
     if is_blind:
-        return silent(NodeStanding.UNCLEAR, facts.SilenceProof.BLIND)
+        return silent(NodeDisposition.UNCLEAR, facts.SilenceProof.BLIND)
     if out_of_view and lasted > timeouts.lease_seconds:
-        return silent(NodeStanding.GONE, facts.SilenceProof.PEERS)
-    if node.complaint and lasted > timeouts.lease_seconds:
-        return silent(NodeStanding.GONE, facts.SilenceProof.CHECK)
+        return silent(NodeDisposition.GONE, facts.SilenceProof.PEERS)
+    if node.failed_status_check and lasted > timeouts.lease_seconds:
+        return silent(NodeDisposition.GONE, facts.SilenceProof.CHECK)
     if lasted > timeouts.exclude_seconds:
-        return silent(NodeStanding.GONE, facts.SilenceProof.LIMIT)
-    return silent(NodeStanding.UNCLEAR, facts.SilenceProof.NONE)
+        return silent(NodeDisposition.GONE, facts.SilenceProof.LIMIT)
+    return silent(NodeDisposition.UNCLEAR, facts.SilenceProof.NONE)
 
 
 def _own_word(
@@ -176,7 +176,7 @@ def _own_word(
         return None
     verdict = NodeVerdict(
         node_id=node.node_id,
-        standing=NodeStanding.GONE,
+        disposition=NodeDisposition.GONE,
         evidence=facts.NodeFaulty(node_id=node.node_id, fault=found.fault),
         cause=Cause.NODE_FAULT,
         is_final=True,
@@ -185,23 +185,25 @@ def _own_word(
         what=found.what,
     )
     is_of_use = is_stepping or (is_launching and of_job is None)
-    return replace(verdict, standing=NodeStanding.IMPAIRED, is_final=False) if is_of_use else verdict
+    return replace(verdict, disposition=NodeDisposition.IMPAIRED, is_final=False) if is_of_use else verdict
 
 
 def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeouts: Timeouts) -> NodeVerdict:
     lasted = now - impairment.since
     if lasted <= timeouts.exclude_seconds:
         fact = facts.OutOfView(node_id=node.node_id, seconds=round(lasted))
-        return NodeVerdict(node_id=node.node_id, standing=NodeStanding.UNCLEAR, evidence=fact)
+        return NodeVerdict(node_id=node.node_id, disposition=NodeDisposition.UNCLEAR, evidence=fact)
     # `is_final` stays False, because the node may hold the only copy of its own shards.
     verdict = NodeVerdict(
         node_id=node.node_id,
-        standing=NodeStanding.GONE,
+        disposition=NodeDisposition.GONE,
         evidence=facts.OutOfView(node_id=node.node_id, seconds=round(lasted), limit_seconds=timeouts.exclude_seconds),
         # Only other members report this problem, which does not justify a termination. A person decides on the node.
         remedy=Remedy.RETIRE,
     )
-    return replace(verdict, standing=NodeStanding.IMPAIRED) if _is_stepping(impairment, now, timeouts) else verdict
+    return (
+        replace(verdict, disposition=NodeDisposition.IMPAIRED) if _is_stepping(impairment, now, timeouts) else verdict
+    )
 
 
 def _is_stepping(impairment: Impairment | None, now: float, timeouts: Timeouts) -> bool:
@@ -214,7 +216,7 @@ def is_silent(node: NodeObserved, timeouts: Timeouts) -> bool:
     return node.silent_seconds > timeouts.lease_seconds
 
 
-def unvouched(
+def silent_without_commit(
     nodes: Collection[NodeObserved], *, committed_at: float | None, now: float, timeouts: Timeouts
 ) -> frozenset[NodeId]:
     """Return the silent nodes whose last report no longer proves that their peers hold copies of shards."""
@@ -282,7 +284,7 @@ def track_impairments(
     return tuple(tracked)
 
 
-def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]) -> NodeId | None:
+def first_to_leave(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]) -> NodeId | None:
     """Return the unreachable member that the job should give up, or None. `reports` excludes silent members."""
     # Two members that cannot reach each other report each other. With parity, one silent member leaves the shares on
     # all others incomplete, and they report each other. The neighbours in the tree of commits then identify it.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from control_plane.core import tracebacks
-from control_plane.core.evidence import NODE_FAULTS, NodeStanding, NodeVerdict, is_silent
+from control_plane.core.evidence import NODE_FAULTS, NodeDisposition, NodeVerdict, is_silent
 from control_plane.core.incidents import Fault
 from control_plane.core.observed import facts
 from control_plane.core.observed.incidents import FailureRecord
@@ -91,7 +91,7 @@ def of_nodes(
     plan: GenerationPlan, verdicts: Mapping[NodeId, NodeVerdict], nodes: Mapping[NodeId, NodeObserved], now: float
 ) -> tuple[Fault, ...]:
     """Return one fault per lost member in the plan's order, and one more if some shard is lost."""
-    lost = [verdicts[node.node_id] for node in plan.nodes if verdicts[node.node_id].standing is NodeStanding.GONE]
+    lost = [verdicts[node.node_id] for node in plan.nodes if verdicts[node.node_id].disposition is NodeDisposition.GONE]
     faults = [
         Fault(
             cause=verdict.cause,
@@ -347,11 +347,11 @@ def reached(reports: Mapping[NodeId, MemberReport]) -> Step:
 
 def gone(verdict: NodeVerdict) -> NodeVerdict:
     """Return the final verdict GONE on a member that the fleet has removed. Earlier evidence stays."""
-    if verdict.standing is NodeStanding.GONE:
+    if verdict.disposition is NodeDisposition.GONE:
         return replace(verdict, is_final=True)
     removed = facts.NodeRemoved(node_id=verdict.node_id)
     return replace(
-        verdict, standing=NodeStanding.GONE, evidence=removed, cause=Cause.INSTANCE_TERMINATED, is_final=True
+        verdict, disposition=NodeDisposition.GONE, evidence=removed, cause=Cause.INSTANCE_TERMINATED, is_final=True
     )
 
 

@@ -115,7 +115,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
     has_no_sight = is_fleet_blind(in_use, policy.timeouts)
     is_blind = has_no_sight and not spec.is_blindness_lifted
     is_frozen = bool(observed.group.drift) or is_blind
-    table.follow_people()
+    table.apply_operator_requests()
     table.follow_jobs(policy)
     table.follow_roll(policy, is_frozen=is_frozen)
     table.follow_requests()
@@ -128,7 +128,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
         table.retire_announced()
     table.replace_within_limit(is_frozen=is_frozen)
     desired = observed.group.min_size if spec.is_deleting else _desired(spec, observed, table)
-    standing = observed.group.desired_count if is_frozen else _without_hope(observed.group, desired)
+    disposition = observed.group.desired_count if is_frozen else _without_hope(observed.group, desired)
     lowerable = table.lowerable_count()
     actions: list[FleetAction] = [
         *_ended_members(spec, observed, table, desired, lowerable),
@@ -143,16 +143,16 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
         actions.insert(0, ProtectMembers(group=spec.group, node_ids=observed.group.unprotected))
     if observed.group.desired_count < desired:
         actions.append(table.grow(desired))
-    elif standing < observed.group.desired_count - sum(
+    elif disposition < observed.group.desired_count - sum(
         isinstance(action, TerminateMember) and action.decrement for action in actions
     ):
-        actions.append(SetDesired(group=spec.group, desired_count=standing))
+        actions.append(SetDesired(group=spec.group, desired_count=disposition))
     else:
         actions += _tries(now, spec, observed.group)
     if not is_frozen:
         actions += _reboots(spec, table)
         ending = [action for action in actions if isinstance(action, TerminateMember)]
-        room = standing - desired - sum(action.decrement for action in ending)
+        room = disposition - desired - sum(action.decrement for action in ending)
         lowerable -= sum(action.decrement for action in ending)
         drained = _drained(spec, observed.group, table, max(room, lowerable))
         room -= sum(action.decrement for action in drained)
@@ -272,7 +272,7 @@ class _Table:
             elif row.state is NodeState.JOINING and node.is_connected:
                 self.move(row, NodeEvent.CONNECTED, causes.Happened(what=causes.NodeFact.CONNECTED))
 
-    def follow_people(self) -> None:
+    def apply_operator_requests(self) -> None:
         for row in self.in_state(NodeState.HELD):
             if row.release is HoldRelease.RETURN:
                 self.move(row, NodeEvent.RELEASED, causes.Happened(what=causes.NodeFact.RELEASED))
@@ -414,8 +414,8 @@ class _Table:
             if is_silent(node, policy.timeouts):
                 if node.silent_seconds > policy.timeouts.exclude_seconds and not is_blind:
                     self.take_out(row, Remedy.HOLD, causes.Silent(seconds=policy.timeouts.exclude_seconds))
-                elif node.complaint and not is_blind:
-                    self.take_out(row, Remedy.HOLD, causes.Silent(text=node.complaint))
+                elif node.failed_status_check and not is_blind:
+                    self.take_out(row, Remedy.HOLD, causes.Silent(text=node.failed_status_check))
             elif (found := remedies.worst(_all_faults(row, node), node.history, self.now)) is not None:
                 self.take_out(row, found.remedy, found.fault)
                 self._implicate(row, found.what, found.fault, found.remedy)
@@ -458,7 +458,7 @@ class _Table:
                 self.move(row, NodeEvent.HELD, reason, hold=Hold.DISTRUSTED)
             case Remedy.REBOOT:
                 self.move(row, NodeEvent.REBOOTED, reason)
-            case Remedy.LET_GO:
+            case Remedy.TERMINATE:
                 self.move(row, NodeEvent.EXCLUDED, reason)
             case _ if not self.spec.holds_failed_instances:
                 self.move(row, NodeEvent.EXCLUDED, reason)
@@ -650,7 +650,7 @@ def _has_successor(row: NodeRecord) -> bool:
 def _is_announced(row: NodeRecord) -> bool:
     """Return whether AWS announced the end of a node. Its termination does not count against the hourly limit."""
     return any(
-        isinstance(reason, Announced) or (isinstance(reason, causes.GivenUp) and reason.remedy is Remedy.LET_GO)
+        isinstance(reason, Announced) or (isinstance(reason, causes.GivenUp) and reason.remedy is Remedy.TERMINATE)
         for reason in causes.origins(row.reason)
     )
 

@@ -143,20 +143,20 @@ def watch(
         suspicion = replace(suspicion, number=suspicion.number + 1, asked_at=now, is_answered=False)
     suspicion = replace(suspicion, limit_seconds=limit.second)
     stuck, phases = _ranks(overdue, living), _phases(overdue)
-    standing = StandsStill(stuck=stuck, phases=phases, limit_seconds=limit.first)
+    disposition = StandsStill(stuck=stuck, phases=phases, limit_seconds=limit.first)
     if suspicion.is_answered:
-        return Watched(suspicion=suspicion, still=standing)
+        return Watched(suspicion=suspicion, still=disposition)
     looks = {
         look.rank: look for report in reports.values() for look in report.stacks if look.number >= suspicion.number
     }
     missing = tuple(dict.fromkeys(node for rank, (node, _) in living.items() if rank not in looks))
     if missing and now - suspicion.asked_at <= timeouts.prepare_deadline_seconds:
-        return Watched(suspicion=suspicion, ask=missing, still=standing)
+        return Watched(suspicion=suspicion, ask=missing, still=disposition)
     answered = replace(suspicion, is_answered=True)
     fact = Standstill(stuck=stuck, phases=phases, limit_seconds=limit.first, seconds=round(still))
     fact = _proven(fact, living, overdue, looks, still, limit) if suspicion.number > 1 else fact
     if suspicion.number > 1 and fact.proof is None:
-        return Watched(suspicion=answered, still=standing)
+        return Watched(suspicion=answered, still=disposition)
     alone = _alone(living, looks)
     event = EventDraft(
         type="RanksStandStill" if fact.proof is None else PROVEN,
@@ -165,7 +165,7 @@ def watch(
         detail={"stacks": _kept(looks)},
     )
     if fact.proof is None:
-        return Watched(suspicion=answered, events=(event,), still=standing)
+        return Watched(suspicion=answered, events=(event,), still=disposition)
     # If the stacks identify no single stuck node, the fault names no node.
     seen_on = () if alone is None else (alone.node_id,)
     evidence = (fact, *(() if alone is None else (alone,)), *_in_brief(looks))
@@ -177,7 +177,7 @@ def watch(
         faults=faults,
         stuck=event.node_id,
         events=(event,),
-        still=standing,
+        still=disposition,
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from control_plane.core import faults, notices
-from control_plane.core.evidence import NodeStanding, NodeVerdict, is_silent
+from control_plane.core.evidence import NodeDisposition, NodeVerdict, is_silent
 from control_plane.core.incidents import Fault
 from control_plane.core.observed.facts import LostEachOther
 from control_plane.core.observed.incidents import CheckpointWait, CheckpointWaitKind
@@ -66,7 +66,7 @@ def _departure(node: NodeObserved, verdict: NodeVerdict, now: float, not_before:
             node_id=node.node_id,
             evidence=notices.announced(node.node_id, notice),
             cause=Cause.NOTICE,
-            remedy=Remedy.LET_GO,
+            remedy=Remedy.TERMINATE,
             may_terminate=True,
             ends_at=notice.ends_at,
         )
@@ -98,8 +98,8 @@ def impaired(verdict: NodeVerdict) -> Departure:
 
 
 def _is_impaired(verdict: NodeVerdict) -> bool:
-    return verdict.standing is NodeStanding.IMPAIRED or (
-        verdict.standing is NodeStanding.GONE and verdict.remedy is Remedy.RETIRE
+    return verdict.disposition is NodeDisposition.IMPAIRED or (
+        verdict.disposition is NodeDisposition.GONE and verdict.remedy is Remedy.RETIRE
     )
 
 
@@ -242,7 +242,7 @@ def verdict(move: Departure) -> NodeVerdict:
     """Return the verdict that a member is lost, because the job gives it up as planned."""
     return NodeVerdict(
         node_id=move.node_id,
-        standing=NodeStanding.GONE,
+        disposition=NodeDisposition.GONE,
         evidence=move.evidence,
         cause=move.cause,
         is_final=True,

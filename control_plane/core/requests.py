@@ -39,44 +39,44 @@ class RequestContext:
     taken_over_by: str = ""
 
 
-def refusal(asked: NodeRequest, standing: RequestContext) -> RequestRefused | None:
+def refusal(asked: NodeRequest, disposition: RequestContext) -> RequestRefused | None:
     """Return why a request for a node is refused, or None if the fleet can fulfil the request."""
-    why = _why_refused(asked, standing)
+    why = _why_refused(asked, disposition)
     if why is None:
         return None
     return RequestRefused(
         why=why,
-        node_id=standing.node_id,
-        state=standing.state,
-        request=standing.request,
-        job=standing.job_name,
-        by=standing.taken_over_by,
-        max_node_count=standing.max_node_count,
-        frozen=standing.fleet_reasons,
+        node_id=disposition.node_id,
+        state=disposition.state,
+        request=disposition.request,
+        job=disposition.job_name,
+        by=disposition.taken_over_by,
+        max_node_count=disposition.max_node_count,
+        frozen=disposition.fleet_reasons,
     )
 
 
-def _why_refused(asked: NodeRequest, standing: RequestContext) -> RefusalKind | None:
-    if standing.state in _ENDING:
+def _why_refused(asked: NodeRequest, disposition: RequestContext) -> RefusalKind | None:
+    if disposition.state in _ENDING:
         return RefusalKind.ENDING
-    if standing.state is NodeState.JOINING and asked is not NodeRequest.REPLACE:
+    if disposition.state is NodeState.JOINING and asked is not NodeRequest.REPLACE:
         return RefusalKind.NOT_JOINED
-    if standing.state is NodeState.REBOOTING:
+    if disposition.state is NodeState.REBOOTING:
         return RefusalKind.REBOOTING
-    if standing.request is not None and standing.request is not asked:
+    if disposition.request is not None and disposition.request is not asked:
         return RefusalKind.OTHER_REQUEST
-    if standing.fleet_status is FleetStatus.DELETING:
+    if disposition.fleet_status is FleetStatus.DELETING:
         return RefusalKind.FLEET_DELETED
-    if standing.fleet_status is FleetStatus.FROZEN and asked is not NodeRequest.HOLD:
+    if disposition.fleet_status is FleetStatus.FROZEN and asked is not NodeRequest.HOLD:
         return RefusalKind.FLEET_FROZEN
-    if standing.state is NodeState.HELD and asked in (NodeRequest.DRAIN, NodeRequest.REBOOT):
+    if disposition.state is NodeState.HELD and asked in (NodeRequest.DRAIN, NodeRequest.REBOOT):
         return RefusalKind.HELD
-    if standing.state is not NodeState.ASSIGNED:
+    if disposition.state is not NodeState.ASSIGNED:
         return None
     if asked is NodeRequest.HOLD:
         return RefusalKind.WORKS
-    if standing.taken_over_by:
+    if disposition.taken_over_by:
         return RefusalKind.TAKEN_OVER
-    if standing.spare_count == 0 and standing.node_count >= standing.max_node_count:
+    if disposition.spare_count == 0 and disposition.node_count >= disposition.max_node_count:
         return RefusalKind.NO_REPLACEMENT
     return None

@@ -94,14 +94,14 @@ def refused(reads: Collection[FailedRead], checkpoints: Iterable[CheckpointRecor
 
 def suspects(reads: Collection[FailedRead], checkpoints: Iterable[CheckpointRecord]) -> tuple[Suspect, ...]:
     """Return the nodes that alone failed to load some state, the newest step first."""
-    standing = _standing(reads, checkpoints)
+    disposition = _standing(reads, checkpoints)
     found = [
         Suspect(
             node_id=state[0].reader,
             step=state[0].source.step,
             is_mismatch=any(read.is_mismatch for read in state),
             load_count=len({read.generation for read in state}),
-            is_refuted=any(read not in standing for read in state),
+            is_refuted=any(read not in disposition for read in state),
             sources=tuple(dict.fromkeys(read.source for read in state)),
         )
         for state in _by_state(reads)

@@ -47,7 +47,7 @@ from control_plane.db.models import (
     TokenRow,
 )
 
-LET_GO = b""
+NO_PLAN = b""
 """Value of `GenerationRow.plan` after retention has deleted the plan."""
 
 
@@ -120,13 +120,13 @@ def prune(session: Session, retention: RowRetention, now: datetime) -> Mapping[s
         "metric chunks": (MetricChunkRow, MetricChunkRow.run_id.in_(unread)),
     }
     counts = {kind: _delete(session, table, which, retention.batch_rows) for kind, (table, which) in rules.items()}
-    old = and_(GenerationRow.number <= newest - retention.plans_per_job, GenerationRow.plan != LET_GO)
+    old = and_(GenerationRow.number <= newest - retention.plans_per_job, GenerationRow.plan != NO_PLAN)
     found = _keys(session, GenerationRow, old, retention.batch_rows)
     for run_id, number in found:
         session.execute(
             update(GenerationRow)
             .where(GenerationRow.run_id == run_id, GenerationRow.number == number)
-            .values(plan=LET_GO)
+            .values(plan=NO_PLAN)
         )
     return {**counts, "plans": len(found)}
 

@@ -139,19 +139,19 @@ class CheckpointKeeper:
             safe = _newest_safe(session, job)
         for each in due:
             needs_later = _needs_later(job, each)
-            standing = standing_of(self._objects, each)
-            if standing.may_purge and not is_over(self._objects, each, standing):
+            disposition = standing_of(self._objects, each)
+            if disposition.may_purge and not is_over(self._objects, each, disposition):
                 log.error("run %s: step %d is not purged, because S3's clock is behind", run_id, each.step)
                 continue
-            if standing.may_purge and needs_later and not self._has_later(run_id, each, safe):
+            if disposition.may_purge and needs_later and not self._has_later(run_id, each, safe):
                 continue
             with self._database.write() as session:
                 job, now = jobs.get_run(session, run_id), self._now()
                 current = checkpoints.find(session, run_id, step=each.step, generation=each.generation)
                 if not _is_due(current, now) or job.state in _RESTORING:
                     continue
-                if not standing.may_purge:
-                    untrash(session, job, current, now, pinned_at=now if standing.is_pinned else None)
+                if not disposition.may_purge:
+                    untrash(session, job, current, now, pinned_at=now if disposition.is_pinned else None)
                 elif not needs_later or _newest_safe(session, job) == safe:
                     checkpoints.set_state(session, run_id, current, checkpoints.DELETING)
 

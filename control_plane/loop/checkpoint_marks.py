@@ -90,13 +90,13 @@ def standing_of(objects: ServiceStore, checkpoint: SavedCheckpoint) -> TrashStan
     return TrashStanding(is_pinned=PINNED in times, trashed_at=times.get(TRASHED))
 
 
-def is_over(objects: ServiceStore, checkpoint: SavedCheckpoint, standing: TrashStanding) -> bool:
+def is_over(objects: ServiceStore, checkpoint: SavedCheckpoint, disposition: TrashStanding) -> bool:
     """Return whether the time in the trash is also over by S3's clock."""
-    if checkpoint.trashed_at is None or checkpoint.purge_at is None or standing.trashed_at is None:
+    if checkpoint.trashed_at is None or checkpoint.purge_at is None or disposition.trashed_at is None:
         return False
     # The server's clock may be wrong.
     now = objects.put(_place(folder_of(checkpoint), DUE), b"").modified_at
-    return now - standing.trashed_at >= checkpoint.purge_at - checkpoint.trashed_at
+    return now - disposition.trashed_at >= checkpoint.purge_at - checkpoint.trashed_at
 
 
 def is_stored(objects: ServiceStore, checkpoint: SavedCheckpoint) -> bool:

@@ -262,7 +262,7 @@ class CloudWatch:
         """Request a node's status checks more often for a while. The loops repeat it while the agent is silent."""
         self._known.setdefault(fleet, _Known()).suspects[node_id] = self._context.monotonic()
 
-    def complaint(self, fleet: FleetName, node_id: NodeId) -> str:
+    def failed_status_check(self, fleet: FleetName, node_id: NodeId) -> str:
         """Return a clause, to follow "and", about an instance's recent failed EC2 status checks. Empty without any."""
         known = self._known.get(fleet)
         asked_at, failed = known.failed_checks.get(node_id, (0.0, ())) if known is not None else (0.0, ())

@@ -13,7 +13,7 @@ from control_plane.cloud.operator import CloudOperator
 from control_plane.db.retention import DEFAULT, RowRetention
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
-from control_plane.loop.figures import LoopFigures
+from control_plane.loop.loop_metrics import LoopMetrics
 from control_plane.loop.readiness import Readiness
 from control_plane.steady_clock import steady_now
 from control_plane.tracing import Tracer
@@ -41,5 +41,5 @@ class LoopContext:
     monotonic: Callable[[], float] = time.monotonic
     retention: RowRetention = DEFAULT
     tracer: Tracer = field(default_factory=Tracer)
-    figures: LoopFigures = field(default_factory=LoopFigures)
+    loop_metrics: LoopMetrics = field(default_factory=LoopMetrics)
     readiness: Readiness = field(default_factory=Readiness)

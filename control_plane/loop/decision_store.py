@@ -44,9 +44,9 @@ from control_plane.db.leases import Lease
 from control_plane.db.session import Database
 from control_plane.loop import memos, records
 from control_plane.loop.cloud_watch import CloudView
+from control_plane.loop.fleet_rows import schedule_of
 from control_plane.loop.held_leases import HeldLeases
 from control_plane.loop.observer import StoredFleet, StoredJob
-from control_plane.loop.surroundings import schedule_of
 from everstep.protocol.agent_messages import MemberReport
 from everstep.protocol.ids import FleetName, Generation, NodeId, RunId
 

@@ -1,6 +1,6 @@
 """Records an event when a duty of a person begins or ends. The exporters send it like all events.
 
-Invariant: the duty, its sentence and its urgency are those of every answer of the API (`loop.standing`). One
+Invariant: the duty, its sentence and its urgency are those of every answer of the API (`loop.disposition`). One
 transaction stores the event and the reported duty, so several servers report it only once.
 """
 
@@ -17,9 +17,9 @@ from control_plane.db import duties, events
 from control_plane.db.duties import ToldDuty
 from control_plane.db.events import NewEvent
 from control_plane.db.session import Database
-from control_plane.loop import standing
+from control_plane.loop import disposition
 from control_plane.loop.agents import AgentRegistry
-from control_plane.loop.standing import Standing
+from control_plane.loop.disposition import Disposition
 from everstep.protocol.ids import FleetName
 
 DUTY_CHECK_SECONDS: Final = 5.0
@@ -52,12 +52,12 @@ class DutyWatch:
                     events.append(session, self._event(each))
             return len(changes)
 
-    def _changes(self, session: Session) -> list[tuple[str, Standing | None]]:
+    def _changes(self, session: Session) -> list[tuple[str, Disposition | None]]:
         """Return the jobs and fleets whose duty is not the reported one. None: the subject no longer exists."""
         told = duties.every(session)
         agents = self._registry.connected()
         runs = [key.removeprefix("job/") for key in told if key.startswith("job/")]
-        present = standing.everything(session, agents, self._now().timestamp(), also=runs)
+        present = disposition.everything(session, agents, self._now().timestamp(), also=runs)
         elsewhere = self._registry.is_elsewhere
         mine = {key: each for key, each in present.items() if not elsewhere(FleetName(each.fleet_name))}
         changed = [
@@ -68,7 +68,7 @@ class DutyWatch:
         ]
         return [*changed, *((key, None) for key in told.keys() - present.keys())]
 
-    def _event(self, each: Standing) -> NewEvent:
+    def _event(self, each: Disposition) -> NewEvent:
         words = sentence(each.duty)
         return NewEvent(
             at=self._now(),

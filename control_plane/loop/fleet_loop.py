@@ -24,7 +24,7 @@ from control_plane.loop.context import LoopContext
 from control_plane.loop.decision_store import DecisionStore
 from control_plane.loop.executor import Executor
 from control_plane.loop.held_leases import HeldLeases
-from control_plane.loop.observer import Hearing, Observer
+from control_plane.loop.observer import Observer, SilenceClock
 from everstep.protocol.agent_messages import Release
 from everstep.protocol.ids import FleetName
 
@@ -40,7 +40,7 @@ class FleetLoop:
     executor: Executor
     store: DecisionStore
     cloud: CloudWatch
-    hearing: Hearing
+    silence_clock: SilenceClock
     leases: HeldLeases
     stored: Callable[[FleetName], None]
     """Called with a fleet's name after the loop has stored a decision."""
@@ -85,7 +85,7 @@ class FleetLoop:
         view = self.cloud.group(name)
         if view is None:
             return None
-        with self.context.figures.measured_pass("fleet", self.context.monotonic):
+        with self.context.loop_metrics.measured_pass("fleet", self.context.monotonic):
             return await self._reconcile(lease, name, view)
 
     def _leave(self, failed: Collection[FleetName]) -> None:
@@ -100,7 +100,7 @@ class FleetLoop:
         self.context.readiness.settle(
             [name for name in self._fleets if not leases.holds(name) and not leases.sees_another(name)]
         )
-        self.hearing.begin_anew(elsewhere)
+        self.silence_clock.begin_anew(elsewhere)
 
     async def _reconcile(self, lease: Lease, name: FleetName, view: CloudView) -> FleetDecision:
         history = await asyncio.to_thread(self.observer.read_history, name)

@@ -13,7 +13,7 @@ from control_plane.core.timeouts import grace_seconds
 from control_plane.db.errors import StaleLease
 from control_plane.db.leases import Lease, Leaser, owner_of
 from control_plane.loop.context import LoopContext
-from control_plane.loop.figures import Loop
+from control_plane.loop.loop_metrics import Loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class HeldLeases:
 
     def __init__(self, context: LoopContext, kind: Loop) -> None:
         self._database = context.database
-        self._figures = context.figures
+        self._figures = context.loop_metrics
         self._monotonic = context.monotonic
         self._ttl_seconds = grace_seconds(context.timeouts)
         self._leaser = Leaser(context.owner, self._ttl_seconds, context.monotonic)

@@ -31,12 +31,12 @@ from control_plane.loop.cloud_watch import CloudWatch
 from control_plane.loop.context import LoopContext
 from control_plane.loop.decision_store import DecisionStore
 from control_plane.loop.executor import Executor
+from control_plane.loop.fleet_rows import SharedRows
 from control_plane.loop.held_leases import HeldLeases
 from control_plane.loop.observer import Observer, StoredJob
 from control_plane.loop.protection_watch import ProtectionWatch
 from control_plane.loop.scheduler import Scheduler
 from control_plane.loop.store_listings import StoreListings
-from control_plane.loop.surroundings import SharedRows
 from everstep.host.log_records import about
 from everstep.protocol.ids import FleetName, RunId
 
@@ -68,7 +68,7 @@ class JobLoop:
     def __post_init__(self) -> None:
         self._protection = ProtectionWatch(self.context.registry, self.context.timeouts)
         self._listings = StoreListings(self.context.objects, self.executor, self.context.now)
-        self._shared = SharedRows(self.observer.read_surroundings)
+        self._shared = SharedRows(self.observer.read_fleet_rows)
         self._sent: dict[RunId, frozenset[tuple[str, str]]] = {}
         """Kind and node of each message of the last decision. Traces omit messages that are sent again."""
         self._live: dict[RunId, jobs.SavedJob] = {}
@@ -139,7 +139,7 @@ class JobLoop:
             lease = await asyncio.to_thread(partial(self.leases.hold, run, at_once=True))
             if lease is None:
                 return None
-            with self.context.figures.measured_pass("job", self.context.monotonic):
+            with self.context.loop_metrics.measured_pass("job", self.context.monotonic):
                 around = await self._shared.get(fleet)
                 stored = await asyncio.to_thread(self.observer.read_job, run, around)
                 now = self.context.now().timestamp()
@@ -190,7 +190,7 @@ class JobLoop:
                         and incident.cause.is_failure
                         and not incident.is_given_up
                     ):
-                        self.context.figures.recovered(core_incidents.phase_seconds(incident, now))
+                        self.context.loop_metrics.recovered(core_incidents.phase_seconds(incident, now))
                 self._trace(run, observed, decision, now)
                 await self._follow_drill(lease, stored, observed, decision, now)
             if decision.requeue_after_seconds > 0 or decision.record.state in ENDED_JOBS or decision.fleet is not None:

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.accounts import jobs as accounts
 from control_plane.core import capacity, encryption
-from control_plane.core.absence import settled
+from control_plane.core.absence import resolve_absence
 from control_plane.core.actions import LAUNCH_CALL, reboot_key
 from control_plane.core.encryption import ReplicaEncryption
 from control_plane.core.evidence import WATCHED_FROM_LEASES, is_fleet_blind
@@ -50,7 +50,7 @@ from control_plane.loop import records
 from control_plane.loop.agents import AgentView
 from control_plane.loop.cloud_watch import CloudView, CloudWatch
 from control_plane.loop.context import LoopContext
-from control_plane.loop.surroundings import Surroundings, read_surroundings, schedule_of
+from control_plane.loop.fleet_rows import FleetRows, read_fleet_rows, schedule_of
 from everstep.protocol.ids import FleetName, Generation, NodeId, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
@@ -67,7 +67,7 @@ class StoredJob:
     lineage: tuple[GenerationRecord, ...]
     checkpoints: tuple[CheckpointRecord, ...]
     dropped_checkpoints: frozenset[tuple[Generation, Step]]
-    around: Surroundings
+    around: FleetRows
     open_fleets: frozenset[FleetName] = frozenset()
     """Those fleets in which the job may start that accept jobs now."""
     drill: drills.DrillRecord | None = None
@@ -105,9 +105,9 @@ class _NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sight:
-    """Facts about a fleet from which the core decides about each of its jobs, computed once per `Surroundings`."""
+    """Facts about a fleet from which the core decides about each of its jobs, computed once per `FleetRows`."""
 
-    of: Surroundings
+    of: FleetRows
     turns: QueueSchedule
     assigned: Mapping[RunId, tuple[NodeId, ...]]
     newest_node_at: float | None
@@ -115,7 +115,7 @@ class _Sight:
     is_blind: bool
 
 
-class Hearing:
+class SilenceClock:
     """Measures each agent's silence, without the time in which this server could not receive messages."""
 
     def __init__(self, timeouts: Timeouts, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -161,20 +161,20 @@ class Hearing:
 class Observer:
     """Builds the input for decisions from database rows, agents' reports and AWS's answers."""
 
-    def __init__(self, context: LoopContext, cloud: CloudWatch, hearing: Hearing) -> None:
+    def __init__(self, context: LoopContext, cloud: CloudWatch, silence_clock: SilenceClock) -> None:
         self._context = context
         self._cloud = cloud
-        self._hearing = hearing
+        self._silence_clock = silence_clock
         self._plans: dict[RunId, GenerationPlan] = {}
         self._sights: dict[FleetName, _Sight] = {}
         self._histories: dict[FleetName, tuple[float, FleetHistory]] = {}
 
-    def read_surroundings(self, name: FleetName) -> Surroundings:
+    def read_fleet_rows(self, name: FleetName) -> FleetRows:
         """Read the database rows that the jobs of a fleet share. Blocks."""
         with self._context.database.read() as session:
-            return read_surroundings(session, name)
+            return read_fleet_rows(session, name)
 
-    def read_job(self, run: RunId, known: Surroundings | None = None) -> StoredJob:
+    def read_job(self, run: RunId, known: FleetRows | None = None) -> StoredJob:
         """Read all database rows that a decision about a job needs, in one transaction. Blocks.
 
         `known` are rows of the job's fleet that the caller has read. Raises NotFound if the job was removed.
@@ -185,7 +185,7 @@ class Observer:
             if plan is None or plan.generation != job.generation:
                 plan = jobs.generation(session, run, job.generation).plan if job.generation else None
             name = FleetName(job.fleet_name)
-            around = known if known is not None and known.name == name else read_surroundings(session, name)
+            around = known if known is not None and known.name == name else read_fleet_rows(session, name)
             kept = checkpoints.of_run(session, run)
             complete = [records.checkpoint_record(each) for each in kept]
             stored = StoredJob(
@@ -263,8 +263,8 @@ class Observer:
             ),
         )
 
-    def _sight(self, around: Surroundings, now: float) -> _Sight:
-        # The result of the last call for each fleet is valid for the same `Surroundings` object.
+    def _sight(self, around: FleetRows, now: float) -> _Sight:
+        # The result of the last call for each fleet is valid for the same `FleetRows` object.
         known = self._sights.get(around.name)
         if known is not None and known.of is around:
             return known
@@ -362,9 +362,9 @@ class Observer:
     def _node(
         self, fleet: FleetName, node_id: NodeId, row: nodes.SavedNode | None, view: AgentView | None, facts: _NodeFacts
     ) -> NodeObserved:
-        silent_seconds = self._hearing.silent_seconds(fleet, view)
+        silent_seconds = self._silence_clock.silent_seconds(fleet, view)
         reported, ended = self._cloud.condition(fleet, node_id)
-        condition = settled(
+        condition = resolve_absence(
             reported,
             is_connected=view is not None and view.is_connected,
             silent_seconds=silent_seconds,
@@ -385,7 +385,7 @@ class Observer:
             node_id=node_id,
             instance=condition,
             ended=ended,
-            complaint=self._cloud.complaint(fleet, node_id),
+            failed_status_check=self._cloud.failed_status_check(fleet, node_id),
             is_connected=view is not None and view.is_connected,
             silent_seconds=silent_seconds,
             heard_at=view.heard_at_seconds if view is not None else None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from control_plane.core.evidence import unvouched
+from control_plane.core.evidence import silent_without_commit
 from control_plane.core.observed.jobs import JobObserved
 from control_plane.core.states import RUNNING_JOBS
 from control_plane.db import protection
@@ -37,7 +37,7 @@ class ProtectionWatch:
         run = RunId(stored.job.run_id)
         if stored.plan is None or stored.job.state not in RUNNING_JOBS:
             return ()
-        silent = unvouched(
+        silent = silent_without_commit(
             observed.nodes.values(), committed_at=observed.record.committed_at, now=now, timeouts=self._timeouts
         )
         current = tuple(

@@ -30,12 +30,12 @@ from control_plane.loop.context import LoopContext
 from control_plane.loop.decision_store import DecisionStore
 from control_plane.loop.duty_watch import DUTY_CHECK_SECONDS, DutyWatch
 from control_plane.loop.executor import Executor
-from control_plane.loop.figures import LOOPS, Loop
 from control_plane.loop.fleet_loop import FleetLoop
 from control_plane.loop.held_leases import HeldLeases
 from control_plane.loop.job_loop import JobLoop
+from control_plane.loop.loop_metrics import LOOPS, Loop
 from control_plane.loop.notice_reader import NoticeReader
-from control_plane.loop.observer import Hearing, Observer
+from control_plane.loop.observer import Observer, SilenceClock
 from control_plane.loop.orphan_keeper import ORPHAN_CHECK_SECONDS, OrphanKeeper
 from control_plane.loop.repeating import pause, repeat
 from control_plane.loop.upload_keeper import EXPIRY_CHECK_SECONDS, UploadKeeper
@@ -60,9 +60,9 @@ class Runner:
         self.fleet_leases = HeldLeases(context, "fleet")
         store = DecisionStore(context.database, self.fleet_leases)
         self.cloud = CloudWatch(context, serves=lambda name: not self.fleet_leases.sees_another(name))
-        context.figures.watch_view_age(self.cloud.view_age_seconds)
-        self.hearing = Hearing(context.timeouts, context.monotonic)
-        self.observer = Observer(context, self.cloud, self.hearing)
+        context.loop_metrics.watch_view_age(self.cloud.view_age_seconds)
+        self.silence_clock = SilenceClock(context.timeouts, context.monotonic)
+        self.observer = Observer(context, self.cloud, self.silence_clock)
         self.executor = Executor(context, self._renewed)
         self.verifier = Verifier(context.database, context.objects, context.now)
         self.keeper = CheckpointKeeper(context.database, context.objects, context.now)
@@ -73,7 +73,7 @@ class Runner:
         parts = context, self.observer, self.executor, store, self.cloud
         self.job_loop = JobLoop(*parts, leases=self.job_leases, fleet_leases=self.fleet_leases)
         self.fleet_loop = FleetLoop(
-            *parts, hearing=self.hearing, leases=self.fleet_leases, stored=self.job_loop.forget_rows
+            *parts, silence_clock=self.silence_clock, leases=self.fleet_leases, stored=self.job_loop.forget_rows
         )
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -125,12 +125,12 @@ class Runner:
                 self._context.readiness.failed(loop, error)
                 log.exception("a sweep of the %s loop failed; the next sweep follows", loop)
             await pause(max(PAUSE_SECONDS, self._context.monotonic() - begun), until=stop)
-            verdict_in = self.hearing.verdict_in(self._context.registry.views().values())
+            verdict_in = self.silence_clock.verdict_in(self._context.registry.views().values())
             seen = await self._context.registry.wait_for_change(seen, min(SWEEP_SECONDS, verdict_in + PAUSE_SECONDS))
 
     async def _beat(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
-            self.hearing.beat()
+            self.silence_clock.beat()
             await pause(self._context.timeouts.lease_seconds / BEATS_PER_LEASE, until=stop)
 
     async def prune_repeatedly(self, stop: asyncio.Event) -> None:

@@ -1,7 +1,7 @@
 """Defines the messages between a rank and its node's agent, and the layout of the page that they share.
 
 Rank and agent exchange rare events and requests over a unix socket. They exchange the state of every boundary through
-the page, which both read without a system call. If page and messages disagree, the page is right. `WordChanged` and
+the page, which both read without a system call. If page and messages disagree, the page is right. `PageChanged` and
 `Boundary` only ask the receiver to read the page, so a loss of them is harmless.
 
 A message of the agent names files: the page and slots, which are sealed memory (memfd_create). Their descriptors
@@ -591,7 +591,7 @@ class IdleSpans(Message, frozen=True):
     """The spans in order of time; empty if no pattern was found, or if training sends nothing over the network."""
 
 
-class WordChanged(Message, frozen=True):
+class PageChanged(Message, frozen=True, tag="WordChanged"):
     """The agent's request to a rank to read the agent's half of the shared page, which has changed.
 
     The agent sends it only to a rank that may be waiting for a change. A training rank reads the page after every step.
@@ -662,7 +662,7 @@ RankToAgent = (
     | Rehearsed
     | OptionsKept
 )
-AgentToRank = Arriving | Welcome | FetchedShard | SlotsGranted | SlotsRefused | WordChanged
+AgentToRank = Arriving | Welcome | FetchedShard | SlotsGranted | SlotsRefused | PageChanged
 
 
 def files_of(message: Message) -> tuple[str, ...]:

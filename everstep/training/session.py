@@ -96,7 +96,7 @@ from everstep.training.values import Values
 PAGE_POLL_SECONDS = 0.05
 """Maximum seconds between two reads of the shared page while a rank waits after a finished step.
 
-The rank polls the page, because the agent's wake-up message `WordChanged` may be lost.
+The rank polls the page, because the agent's wake-up message `PageChanged` may be lost.
 """
 QUIET_SECONDS = 0.25
 """Maximum seconds for which the rank may delay its report of a finished step.
@@ -253,7 +253,7 @@ class TrainingSession:
         self._is_agreed = False
         self._mapped: tuple[Arriving | Welcome, mmap.mmap] | None = None
         if link.has_agent:
-            self._snapshotter.foresee()  # Request slots, so that the agent grants them before the first capture.
+            self._snapshotter.forecast()  # Request slots, so that the agent grants them before the first capture.
             named = link.welcome()
             with contextlib.suppress(OSError):  # If the slot cannot be mapped, `restore` raises the error later.
                 if named.base_slot_path is not None:

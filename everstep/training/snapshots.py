@@ -319,7 +319,7 @@ class Snapshotter:
         answer = self._link.slots
         return answer.reason if isinstance(answer, SlotsRefused) else self._unresumable if self._plan is None else ""
 
-    def foresee(self) -> None:
+    def forecast(self) -> None:
         """Request slots before the first boundary, if their size is predictable.
 
         The size is predictable if the state after each optimizer's first step is predictable. `init` calls this once.
@@ -327,7 +327,7 @@ class Snapshotter:
         self._ahead = threading.Thread(target=self._map_granted, name="everstep-slots", daemon=True)
         self._ahead.start()
         with contextlib.suppress(Exception):  # An error here is ignored, because `prepare` raises it again and logs it.
-            if (foreseen := self._state.foresee()) is not None:
+            if (foreseen := self._state.forecast()) is not None:
                 self._request(foreseen)
 
     def begin(self, announce: Callable[[], None]) -> None:

@@ -209,7 +209,7 @@ class RankState:
         self._follow_generators()
         return self._observed(observed)
 
-    def foresee(self) -> Observed | None:
+    def forecast(self) -> Observed | None:
         """Return the predicted state after the first optimizer step, or None.
 
         None means that the state cannot be predicted. Tensors that do not exist yet are on the meta device.
@@ -220,7 +220,7 @@ class RankState:
         Raises:
             CannotResume: a part of the state cannot be restored.
         """
-        foreseen = [adapter.foresee() for adapter in self.adapters]
+        foreseen = [adapter.forecast() for adapter in self.adapters]
         return None if None in foreseen else self._observed([state for state in foreseen if state is not None])
 
     def _observed(self, of_adapters: Sequence[AdapterState]) -> Observed:

@@ -15,7 +15,7 @@ from tests.fakes.storage import MemoryObjectStore
 from worker.member.base_loading import BaseLoading
 from worker.member.earlier_shards import EarlierShards
 from worker.member.faults import ReportedFaults
-from worker.member.kept_contents import KeptContents
+from worker.member.retained_steps import RetainedSteps
 from worker.shm.slot_file import SlotFile
 
 
@@ -100,7 +100,7 @@ class EarlierLoads:
 
     def _earlier(self, node: Node, plan: GenerationPlan) -> EarlierShards:
         here = plan.node(node.id)
-        contents = KeptContents(plan, here)
+        contents = RetainedSteps(plan, here)
         loading = BaseLoading(
             plan,
             here,

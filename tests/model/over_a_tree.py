@@ -61,7 +61,7 @@ class StepRounds(step_protocol.Model):
         return self._coordinated(world, world.coordinator.report(*rounds))
 
     def told(self, world: World, seat: int, word: Word) -> World:
-        return self._apply(world, seat, world.shards[seat].hear(*word))
+        return self._apply(world, seat, world.shards[seat].apply_announcement(*word))
 
     def restarted(self, event: Event) -> int | None:
         match event:

@@ -427,7 +427,7 @@ class Model:
         if report not in coordinator.ranks:
             yield ("report", seat), self._coordinated(world, coordinator.report(report))
         if not coordinator.is_recovering:
-            heard = shard.hear(coordinator.committed, coordinator.proposed)
+            heard = shard.apply_announcement(coordinator.committed, coordinator.proposed)
             if heard.proposed <= world.boundaries[seat] and heard.proposed != NONE:
                 heard = heard.abandon(heard.proposed, "late", late=True)
             if heard != shard:

@@ -334,7 +334,7 @@ class Model:
                 for rank in ranks:
                     heard = self._released(heard, rank)
                     heard = self._apply(
-                        heard, rank, heard.shards[rank].hear(coordinator.committed, coordinator.proposed)
+                        heard, rank, heard.shards[rank].apply_announcement(coordinator.committed, coordinator.proposed)
                     )
                     heard = self._released(heard, rank)
                 if heard is not world and heard != world:
@@ -660,7 +660,7 @@ class Model:
             yield ("spoilt", rank, step), self._process(world._replace(faults=world.faults + 1), rank, spoilt)
 
     def _is_its_slot(self, world: World, rank: int, step: int, slot: int) -> bool:
-        """Return whether the agent accepts its rank's message about this slot, as `RankLines` does."""
+        """Return whether the agent accepts its rank's message about this slot, as `RankConnections` does."""
         is_granted = (step, slot) == (world.shards[rank].proposed, world.granted[rank])
         return is_granted or slot == slots.being_written(world.slots[rank][0], self.content(world, step))
 
@@ -708,7 +708,7 @@ class Model:
 
         The agent seals the captured slot, or records that the rank abandoned the step.
 
-        `RankLines.message` is the code that this models.
+        `RankConnections.message` is the code that this models.
         """
         process = world.processes[rank]
         outcome = process.outcome
@@ -736,7 +736,7 @@ class Model:
     def _hello(self, world: World, rank: int) -> World:
         """Return the state after a rank has reconnected to its restarted agent.
 
-        `RankLines.hello` and the rank's own code are modelled here.
+        `RankConnections.hello` and the rank's own code are modelled here.
         """
         process = world.processes[rank]._replace(is_connected=True)
         world = self._process(world, rank, process)

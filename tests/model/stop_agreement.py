@@ -329,12 +329,12 @@ class Model:
 
         The agent starts a due upload, then updates its shard and its page.
 
-        `Member._hear` and `RankLines.hear` are the code that this models.
+        `Member._hear` and `RankConnections.hear` are the code that this models.
         """
         agent = self._upload_if_due(world.agents[rank]._replace(word=word))
         if word.rehearsal_steps or not self.options.keeps_steps:
             agent = agent._replace(rehearsal_steps=word.rehearsal_steps)
-        shard = agent.shard.hear(Step(word.committed), Step(word.proposed))
+        shard = agent.shard.apply_announcement(Step(word.committed), Step(word.proposed))
         granted = NONE if shard.proposed != agent.shard.proposed else agent.granted
         return self._with(world, rank, agent._replace(shard=shard, granted=granted))
 

@@ -14,7 +14,7 @@ from everstep.protocol.rank_messages import StopState
 from tests.model.explore import Driver, Found, walk
 from tests.model.stop_agreement import BUGS, RARELY, FewSnapshots, Mode, Model, Options, World, explore, main
 from tests.model.world import NONE
-from worker.core.lead import Lead
+from worker.core.proposal_lead import Lead
 from worker.core.rounds import Coordinator
 
 pytestmark = pytest.mark.timeout(600)

@@ -22,7 +22,7 @@ MODULES = [
     for path in sorted((ROOT / package).rglob("*.py"))
     if not path.is_relative_to(ROOM)
 ]
-TEXTS = {"complaint", "message", "messages", "note", "reason", "reasons", "why", "words"}
+TEXTS = {"failed_status_check", "message", "messages", "note", "reason", "reasons", "why", "words"}
 """Names of variables, attributes and keys that contain sentences for people."""
 PARTS = {
     "count",

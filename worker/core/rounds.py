@@ -17,7 +17,7 @@ from everstep.protocol.ids import FIRST_STEP, NodeId, Rank, Step
 from everstep.protocol.limits import MAX_RANK_STEP
 from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, RankHalf, RankStanding, StopState, Vote
 from everstep.protocol.rounds import RankRound
-from worker.core.lead import Lead
+from worker.core.proposal_lead import Lead
 from worker.core.rehearsal import RehearsalAgreement
 
 NONE = Step(-1)
@@ -86,7 +86,7 @@ class Shard:
             has_parity=has_parity,
         )
 
-    def hear(self, committed: Step, proposed: Step) -> Shard:
+    def apply_announcement(self, committed: Step, proposed: Step) -> Shard:
         """Apply the coordinator's newest committed and proposed step. A lower committed step is late and is ignored."""
         if committed < self.committed:
             return self
@@ -231,8 +231,8 @@ class Coordinator:
     slot_count: int = 2
     stored: Step = FIRST_STEP
     """Step of the newest complete checkpoint in S3 at the start of the generation; 0 without one."""
-    strayed: frozenset[Rank] = frozenset()
-    """Ranks whose full protection the coordinator announces (`worker.core.strays.strayed`)."""
+    misplaced_ranks: frozenset[Rank] = frozenset()
+    """Ranks whose full protection the coordinator announces (`worker.core.misplaced_shards.misplaced_ranks`)."""
     is_relayout: bool = False
     """True after a relayout: no slot contains the base in this layout, so it is neither proposed nor uploaded."""
     max_uploads: int = 1
@@ -315,11 +315,11 @@ class Coordinator:
 
     @property
     def held(self) -> tuple[Rank, ...]:
-        """Ranks in `strayed` whose shards all planned holders have sealed, at the base or a later step."""
+        """Ranks in `misplaced_ranks` whose shards all planned holders have sealed, at the base or a later step."""
         return tuple(
             each.rank
             for each in self.ranks
-            if each.rank in self.strayed
+            if each.rank in self.misplaced_ranks
             # Steps of a rank with a holder out of view are committed without that holder's copy.
             and not each.out_of_view
             and (each.committed != NONE or (each.proposed == self.base and each.vote is Vote.ACKED))

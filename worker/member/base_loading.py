@@ -26,8 +26,8 @@ from worker.core.rounds import NONE
 from worker.core.shared_parts import home_of, load_helpers, reading_nodes
 from worker.core.slots import Content
 from worker.errors import BucketMissing, CorruptCheckpoint, LoadFailed, NoRoom, ObjectMissing, PeerError, StorageError
-from worker.member.kept_contents import KeptContents
 from worker.member.peer_sessions import PeerSessions
+from worker.member.retained_steps import RetainedSteps
 from worker.member.shared_loads import HelpedLoad
 from worker.member.shared_objects import SharedReads
 from worker.node.priority import before_other_sessions
@@ -63,7 +63,7 @@ class BaseLoading:
     store: SlotStore
     objects: ObjectStore
     sessions: PeerSessions
-    contents: KeptContents
+    contents: RetainedSteps
     slot_count: int
     arrived: Callable[[Rank, SlotFile, SlotHeader, int], None]
 

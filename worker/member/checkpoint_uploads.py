@@ -26,7 +26,7 @@ from worker.core.upload_division import MAX_OFFERED, Division, Item
 from worker.core.upload_progress import UploadProgress
 from worker.errors import CorruptCheckpoint, StorageError
 from worker.member.faults import ReportedFaults
-from worker.member.kept_contents import KeptContents
+from worker.member.retained_steps import RetainedSteps
 from worker.member.shared_uploads import HelpedUpload
 from worker.replication.transport import Session
 from worker.shards.owned_shard import OwnedShard
@@ -53,7 +53,7 @@ class CheckpointUploads:
     shards: Mapping[Rank, OwnedShard]
     store: SlotStore
     objects: ObjectStore
-    contents: KeptContents
+    contents: RetainedSteps
     faults: ReportedFaults
     _: KW_ONLY
     dial: Callable[[NodeId], Awaitable[Session]]
@@ -77,7 +77,7 @@ class CheckpointUploads:
         """Progress of the running uploads, also during the pauses between attempts."""
         self._uploading: dict[tuple[Rank, Step], asyncio.Task[None]] = {}
 
-    def hear(self, announcement: Announcement) -> None:
+    def apply_announcement(self, announcement: Announcement) -> None:
         """Upload the marked step. For the final step, cancel uploads of steps before the committed one."""
         self.begin(announcement.persist_step)
         for shard in self.shards.values():

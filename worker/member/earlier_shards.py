@@ -1,10 +1,11 @@
 """Serves the shards of an earlier launch to the ranks of this node, after a relayout.
 
-    rank ── FetchShard ──▶ RankLines ──▶ EarlierShards ──▶ BaseLoading.load_earlier: own slot, peer, home, parity, S3
+    rank ── FetchShard ──▶ RankConnections ──▶ EarlierShards ──▶ BaseLoading.load_earlier: own slot, peer, home, parity,
+    S3
          ◀─ FetchedShard ──
 
 Invariant: a rank receives a slot's path only after the whole shard was verified against the plan's digest. The slot
-keeps its content until all ranks of this node have loaded (`KeptContents.is_loading_earlier`).
+keeps its content until all ranks of this node have loaded (`RetainedSteps.is_loading_earlier`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from worker.core.shared_parts import home_of
 from worker.errors import LoadFailed
 from worker.member.base_loading import BaseLoading
 from worker.member.faults import ReportedFaults
-from worker.member.kept_contents import KeptContents
+from worker.member.retained_steps import RetainedSteps
 from worker.shm.store import SlotStore
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class EarlierShards:
     here: PlanNode
     loading: BaseLoading
     store: SlotStore
-    contents: KeptContents
+    contents: RetainedSteps
 
     def __post_init__(self) -> None:
         self._relayout = self.plan.relayout

@@ -32,7 +32,7 @@ from everstep.protocol.rounds import Announcement
 from worker.core.rounds import NONE
 from worker.core.slots import is_superseded
 from worker.errors import StorageError
-from worker.member.kept_contents import KeptContents
+from worker.member.retained_steps import RetainedSteps
 from worker.shards.owned_shard import OwnedShard
 from worker.shm.store import Slot, SlotStore, in_thread
 from worker.storage.checkpoints import PIECE_BYTES
@@ -60,7 +60,7 @@ class HeldSnapshots:
 
     shards: Mapping[Rank, OwnedShard]
     store: SlotStore
-    contents: KeptContents
+    contents: RetainedSteps
     _: KW_ONLY
     grant_if_due: Callable[[OwnedShard], None]
     on_change: Callable[[], None]
@@ -196,7 +196,7 @@ class HeldSnapshots:
         if self._hold is not None and self._hold.hold_id == hold_id:
             self._end()
 
-    def hear(self, announcement: Announcement) -> None:
+    def apply_announcement(self, announcement: Announcement) -> None:
         """End the export if training needs its slots for the final step or an urgent checkpoint."""
         self._announcement = announcement
         if self._hold is not None and (obstacle := self._obstacle(self._hold.hold_id, self._hold.step)):

@@ -26,10 +26,10 @@ from everstep.protocol.rounds import Announcement, Pacing
 from everstep.protocol.slot import SlotState
 from worker.core.checkpoint_schedule import CheckpointSchedule
 from worker.core.metric_outbox import MetricOutbox
+from worker.core.misplaced_shards import MisplacedShards, misplaced_ranks
 from worker.core.own_metrics import NodeUsage
 from worker.core.rounds import Coordinator, Shard
 from worker.core.slots import memory_nodes, slots_per_shard
-from worker.core.strays import Strays, strayed
 from worker.core.tree import RoundTree
 from worker.errors import LoadFailed, SourceRefused, StorageError
 from worker.logs.held_lines import HeldLines
@@ -37,16 +37,16 @@ from worker.member.base_loading import BaseLoading
 from worker.member.checkpoint_uploads import CheckpointUploads
 from worker.member.earlier_shards import EarlierShards
 from worker.member.held_snapshots import HeldSnapshots
-from worker.member.kept_contents import KeptContents
 from worker.member.peer_sessions import PeerSessions
-from worker.member.rank_lines import RankLines
+from worker.member.rank_connections import RankConnections
+from worker.member.retained_steps import RetainedSteps
 from worker.member.shared_loads import LoadHelper
 from worker.member.shared_uploads import UploadHelper
 from worker.member.status import MemberStatus
 from worker.member.traffic import Traffic
 from worker.member.upload_division import UploadDivision
 from worker.node.full_disks import FullDisks
-from worker.node.rank_user import RankUser, make_way, user_of
+from worker.node.rank_user import RankUser, create_traversable_dir, user_of
 from worker.provisioning.source import SourceArchives, fetch_source
 from worker.ranks.files import source_of
 from worker.replication.coordinator import RoundServer
@@ -100,7 +100,7 @@ class Member:
         self.here = plan.node(node.node_id)
         self.shards: dict[Rank, OwnedShard] = {}
         self.server: RoundServer | None = None
-        self.contents = KeptContents(plan, self.here)
+        self.contents = RetainedSteps(plan, self.here)
         self.sessions = PeerSessions(node.node_id, node.address, plan, key, identity=node.listener.identity)
         self.pacer = NodePacer()
         self.held_lines = HeldLines(node.state, plan, node.node_id)
@@ -112,7 +112,7 @@ class Member:
         self._reported: tuple[object, ...] = ()
         self._tasks: set[asyncio.Task[None]] = set()
         node.store.memory_nodes = memory_nodes(self.here.ranks, node.gpu_nodes)
-        node.store.place(Strays.of(plan, node.node_id))
+        node.store.place(MisplacedShards.of(plan, node.node_id))
         held_ranks = [rank.rank for rank in plan.ranks if node.node_id in rank.copy_nodes[1:]]
         self.shares = Shares(
             node.store,
@@ -134,11 +134,11 @@ class Member:
             node.node_id,
             tree=RoundTree.of(plan.coordinator, {each.node_id: each.ranks for each in plan.nodes}),
             state=partial(rounds_of, self.shards),
-            hear=self._hear,
+            apply_announcement=self._apply_announcement,
             deadline_seconds=plan.timeouts.holder_deadline_seconds,
             on_silence=on_change,
         )
-        self.lines = RankLines(
+        self.lines = RankConnections(
             plan,
             self.shards,
             node.store,
@@ -270,7 +270,7 @@ class Member:
         return source_of(self._node.state, self.plan.run)
 
     async def _load_source(self) -> Path:
-        make_way(self._tree.parent, self._node.user)
+        create_traversable_dir(self._tree.parent, self._node.user)
         try:
             user = user_of(self.plan.run, self._node.state, self._node.user)
             return await fetch_source(self._node.archives, self.plan.script, self._tree, user)
@@ -285,7 +285,7 @@ class Member:
         """Begin to take part in the commits of steps. On the coordinator's node, also start the coordinator."""
         plan = self.plan
         if plan.relayout is None:
-            self._node.store.strays = self._node.store.strays.loaded()
+            self._node.store.misplaced_shards = self._node.store.misplaced_shards.loaded()
         self.lines.welcome_all()
         if plan.coordinator == self._node.node_id:
             core = Coordinator(
@@ -294,7 +294,7 @@ class Member:
                 every_steps=plan.checkpoint.every_steps,
                 slot_count=self._slot_count,
                 stored=plan.checkpoint.stored_step,
-                strayed=strayed(plan),
+                misplaced_ranks=misplaced_ranks(plan),
                 is_relayout=plan.relayout is not None,
                 max_uploads=plan.checkpoint.max_uploads,
             )
@@ -365,15 +365,17 @@ class Member:
         if self.server is not None:
             self.server.keep_pacing(pacing)
 
-    def _hear(self, announcement: Announcement) -> None:
+    def _apply_announcement(self, announcement: Announcement) -> None:
         self.contents.committed = max(self.contents.committed, announcement.committed)
-        self._node.store.strays = self._node.store.strays.announced(announcement.committed, announcement.held)
-        self._node.store.drop_strays()
+        self._node.store.misplaced_shards = self._node.store.misplaced_shards.announced(
+            announcement.committed, announcement.held
+        )
+        self._node.store.drop_misplaced_shards()
         # Uploads begin before ranks receive slots, because each upload pins the slot that it reads.
-        self.uploads.hear(announcement)
-        self.upload_helper.hear(announcement)
-        self.held.hear(announcement)
-        self.lines.hear(announcement)
+        self.uploads.apply_announcement(announcement)
+        self.upload_helper.apply_announcement(announcement)
+        self.held.apply_announcement(announcement)
+        self.lines.apply_announcement(announcement)
         self._report_visible()
 
     def _is_loading_earlier(self) -> bool:
@@ -382,7 +384,7 @@ class Member:
             shard.page.rank().boundary >= self.plan.base_step for shard in self.shards.values()
         ):
             self.contents.is_loading_earlier = False
-            self._node.store.strays = self._node.store.strays.loaded()
+            self._node.store.misplaced_shards = self._node.store.misplaced_shards.loaded()
         return self.contents.is_loading_earlier
 
     def _shard_changed(self) -> None:

@@ -66,8 +66,8 @@ class PartSupply:
         """
         others: list[Message] = []
 
-        async def hear() -> None:
-            others.append(await self._hear(session))
+        async def receive() -> None:
+            others.append(await self._receive(session))
             if not streams.attached.is_set():
                 raise MalformedMessage(f"{type(others[0]).__name__} received before the session has a stream")
             await asyncio.gather(*self._tasks.values())
@@ -87,12 +87,12 @@ class PartSupply:
             )
 
         try:
-            await first_of(hear(), send())
+            await first_of(receive(), send())
         finally:
             await end(*self._tasks.values())
         return others[0]
 
-    async def _hear(self, session: Session) -> Message:
+    async def _receive(self, session: Session) -> Message:
         while isinstance(wanted := await session.receive(), ShardWanted):
             is_valid = wanted.transfer == self.transfer and len(wanted.chunks) == 1
             if not is_valid or not are_within(wanted.chunks, chunk_count(self.parts.payload_bytes)):

@@ -25,11 +25,11 @@ from everstep.protocol.rank_messages import (
     Abandoned,
     Captured,
     Capturing,
+    PageChanged,
     SlotsGranted,
     SlotsRefused,
     SlotsRequest,
     UnkeptCause,
-    WordChanged,
 )
 from everstep.protocol.slot import (
     DIGEST_BYTES,
@@ -229,7 +229,7 @@ class RankSlots:
                 )
             shard.grant(index)
             if shard.may_wait():
-                self.send(shard.rank, WordChanged())
+                self.send(shard.rank, PageChanged())
 
     def _settle(self, shard: OwnedShard) -> None:
         """Empty the slots in the state WRITING that an earlier agent process left, unless the rank still copies."""

@@ -131,7 +131,7 @@ class HelpedLoad(PartSharing):
                 streams.add(await self._dialler(peer).stream(session, 0))
                 (line,) = streams.lines
                 await first_of(
-                    self._assign_all(session, peer, incoming), self._hear(session), deliver(streams, line, receiver)
+                    self._assign_all(session, peer, incoming), self._receive(session), deliver(streams, line, receiver)
                 )
             finally:
                 session.close()
@@ -184,7 +184,7 @@ class HelpedLoad(PartSharing):
             else:
                 await news.wait()
 
-    async def _hear(self, session: Session) -> None:
+    async def _receive(self, session: Session) -> None:
         message = await session.receive()
         if isinstance(message, ShardRefused):
             raise PeerLost(message.reason)

@@ -190,7 +190,7 @@ class UploadHelper:
         """By task of an open session: the step whose slot the session pins."""
         self._threads = asyncio.Semaphore(MAX_HELPED_PARTS)
 
-    def hear(self, announcement: Announcement) -> None:
+    def apply_announcement(self, announcement: Announcement) -> None:
         """Stop helping with the uploads that owners cancel for the final step."""
         for task, step in self._serving.items():
             if is_superseded(

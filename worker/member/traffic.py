@@ -81,7 +81,7 @@ class Traffic:
         """The current trial: with lost steps while every step is proposed, later only with iteration times."""
         return self._trials[self._is_every_step]
 
-    def hear(self, pacing: Pacing) -> None:
+    def apply_announcement(self, pacing: Pacing) -> None:
         """Send snapshots as the coordinator has announced, from the next step on."""
         if pacing is not self._pacing:
             log.info("%s", PACING_SENTENCES[pacing])

@@ -247,7 +247,7 @@ def allow_looks() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
-def make_way(folder: Path, user: RankUser | None) -> None:
+def create_traversable_dir(folder: Path, user: RankUser | None) -> None:
     """Create a folder, and its parents, through which only `user` and this process's user can pass. Idempotent."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if user is not None:

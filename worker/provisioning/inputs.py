@@ -36,7 +36,7 @@ from worker.core.inputs import HeldFile, Misplaced, check_places, make_room, pla
 from worker.errors import CorruptCheckpoint, InputRefused, ObjectChanged, ObjectMissing, StorageError
 from worker.node.file_trees import remove_tree
 from worker.node.full_disks import full_disk_of
-from worker.node.rank_user import RankUser, closed_to, make_way, user_of
+from worker.node.rank_user import RankUser, closed_to, create_traversable_dir, user_of
 from worker.node.state_directory import sync
 from worker.storage.aws import JobPrincipal
 from worker.storage.object_store import ObjectStore, StoredObject
@@ -120,7 +120,7 @@ class InputCache:
         found, listed, run = {}, {}, RunId(principal.run)
         if any(channel.prefix is not None for channel in channels):
             for way in (self._runs.parent, self._runs, self._runs / run):
-                make_way(way, self.user)
+                create_traversable_dir(way, self.user)
         for channel in channels:
             try:
                 if channel.prefix is None:

@@ -44,7 +44,7 @@ import msgspec
 from worker.errors import RequirementsRefused
 from worker.node.file_trees import folders_of, remove_tree
 from worker.node.full_disks import full_disk_of
-from worker.node.rank_user import RankUser, end_processes, give, make_way, take
+from worker.node.rank_user import RankUser, create_traversable_dir, end_processes, give, take
 from worker.provisioning import pip_program
 from worker.provisioning.own_packages import copy_modules, expand
 from worker.ranks import contained_program as beside
@@ -123,7 +123,7 @@ class PackageLayers:
         Raises RequirementsRefused, with pip's last lines, if the installation failed, and OSError if the disk is full.
         """
         try:
-            make_way(self._folder, self.user)
+            create_traversable_dir(self._folder, self.user)
             async with asyncio.timeout(self.seconds):
                 layer = self._folder / await asyncio.to_thread(_key, order, self.allows_builds)
                 if (packages := _found(layer)) is not None:

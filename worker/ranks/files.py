@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.protocol.ids import Generation, Rank, RunId
-from worker.node.rank_user import RankUser, make_own, make_way
+from worker.node.rank_user import RankUser, create_traversable_dir, make_own
 
 LAST_LINES_BYTES = 4096
 
@@ -53,7 +53,7 @@ class RankFiles:
         """Create the folders. Only the agent's user can read the streams; `user`, if given, owns the output folder."""
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self.state_dir / "outputs", outputs_of(self.state_dir, self.run), self.output_dir.parent):
-            make_way(folder, user)
+            create_traversable_dir(folder, user)
         make_own(self.output_dir, user)
 
 
@@ -85,7 +85,7 @@ def home_of(state_dir: Path, run: RunId) -> Path:
 def make_home(state_dir: Path, run: RunId, user: RankUser) -> dict[str, str]:
     """Make the home folder of a run's ranks and return the variables that point to it (HOME, USER, …)."""
     home = home_of(state_dir, run)
-    make_way(home.parent, user)
+    create_traversable_dir(home.parent, user)
     make_own(home, user)
     return user.identity(home)
 

@@ -23,7 +23,7 @@ from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import Rank
 from everstep.protocol.pace import Pace
 from everstep.protocol.rank_messages import MAX_LOGGED_BYTES, MAX_RANK_MESSAGE_BYTES, RankHello, RankToAgent, files_of
-from worker.node.rank_user import RankUser, make_way, share
+from worker.node.rank_user import RankUser, create_traversable_dir, share
 from worker.node.unix_socket import listen_private
 from worker.shm.held_files import HeldFiles
 from worker.tasks import end
@@ -50,7 +50,7 @@ ACCEPT_RETRY_SECONDS = 1.0
 
 
 class RankEvents(Protocol):
-    """Receiver of the ranks' messages, implemented by `worker.member.rank_lines.RankLines`."""
+    """Receiver of the ranks' messages, implemented by `worker.member.rank_connections.RankConnections`."""
 
     def hello(self, hello: RankHello, line: RankLine) -> bool:
         """Handle the first message of a rank. Return False to refuse the connection."""
@@ -151,7 +151,7 @@ class RankServer:
 
     async def start(self) -> None:
         """Listen on the socket. A socket file of an earlier agent is replaced."""
-        make_way(self.path.parent, self.user)
+        create_traversable_dir(self.path.parent, self.user)
         listener = listen_private(self.path)
         share(self.path, self.user)
         self._accepting = asyncio.create_task(self._accept(listener), name="connections of ranks")

@@ -44,7 +44,15 @@ from worker.errors import RanksNotGone, ShimUnavailable
 from worker.node.health import memory
 from worker.node.health.memory import ProcessMemory
 from worker.node.network_cards import card_of
-from worker.node.rank_user import IN_MEMORY, RankUser, clear, clear_own_memory, end_processes, make_way, user_of
+from worker.node.rank_user import (
+    IN_MEMORY,
+    RankUser,
+    clear,
+    clear_own_memory,
+    create_traversable_dir,
+    end_processes,
+    user_of,
+)
 from worker.ranks import build_locks
 from worker.ranks.environment import (
     RankPaths,
@@ -259,7 +267,7 @@ class Supervisor:
         """Connect to the node's shim, or start one, and read its state. Raises ShimUnavailable."""
         self._loop = asyncio.get_running_loop()
         for folder in (self._state, self._socket.parent):
-            make_way(folder, self._user)
+            create_traversable_dir(folder, self._user)
         (self._state / "logs").mkdir(mode=0o700, exist_ok=True)
         reader = await self._connect()
         self._tasks = [
@@ -575,7 +583,7 @@ class Supervisor:
             try:
                 while True:
                     length = codec.frame_length(await reader.readexactly(codec.LENGTH.size))
-                    self._hear(codec.decode(await reader.readexactly(length), FromShim))  # type: ignore[arg-type]
+                    self._accept(codec.decode(await reader.readexactly(length), FromShim))  # type: ignore[arg-type]
             except (asyncio.IncompleteReadError, ConnectionError):
                 log.log(logging.INFO if self._is_closing else logging.ERROR, "the shim is gone")
             except ProtocolError as error:
@@ -600,7 +608,7 @@ class Supervisor:
                     log.error("no rank can be started until a new shim runs: %s", logged_error)
             await asyncio.sleep(RECORD_RETRY_SECONDS)
 
-    def _hear(self, message: RankStarted | RankRefused | RankExited | Ranks) -> None:
+    def _accept(self, message: RankStarted | RankRefused | RankExited | Ranks) -> None:
         match message:
             case RankStarted(record=record):
                 self._asked.pop(record.key, None)

@@ -50,8 +50,8 @@ REPORT_DELAYS = ReportDelays()
 class RoundMember:
     """Reports this node's state to its parent in the tree of agents, and relays messages of its parent and children.
 
-    `hear` applies an announcement on the event loop and must not block. A neighbour is silent after `deadline_seconds`
-    without a message. `on_silence` is called when a silence begins or ends.
+    `apply_announcement` applies an announcement on the event loop and must not block. A neighbour is silent after
+    `deadline_seconds` without a message. `on_silence` is called when a silence begins or ends.
     """
 
     generation: Generation
@@ -59,7 +59,7 @@ class RoundMember:
     _: KW_ONLY
     tree: RoundTree
     state: Callable[[], tuple[RankRound, ...]]
-    hear: Callable[[Announcement], None]
+    apply_announcement: Callable[[Announcement], None]
     deadline_seconds: float
     on_silence: Callable[[], None] = lambda: None
     delays: ReportDelays = REPORT_DELAYS
@@ -174,7 +174,7 @@ class RoundMember:
         self._begin_term(message.term)
         self._announced = message
         if not message.is_silent:
-            self.hear(message)
+            self.apply_announcement(message)
         self._announcement_changed.notify()
 
     def _begin_term(self, term: int) -> None:

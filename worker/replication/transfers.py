@@ -144,7 +144,7 @@ async def send_shard(
                 await _wait(digests, seen, paused)
         await asyncio.Event().wait()  # The receiver's final answer cancels this task.
 
-    async def hear() -> None:
+    async def receive() -> None:
         while isinstance(answer := await answers(), ShardWanted):
             progress(0)
             if not are_within(answer.chunks, named_count):
@@ -171,7 +171,7 @@ async def send_shard(
         )
 
     await session.send(begin, *await news())
-    await first_of(hear(), supply(), *(() if is_ended else (name(),)))
+    await first_of(receive(), supply(), *(() if is_ended else (name(),)))
     return outcome[0]
 
 

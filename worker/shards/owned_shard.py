@@ -316,10 +316,10 @@ class OwnedShard:
         self.granted_slot = slot
         self._publish()
 
-    def hear(self, announcement: Announcement) -> bool:
+    def apply_announcement(self, announcement: Announcement) -> bool:
         """Apply the coordinator's announcement. Return whether the rank may be waiting and needs a message."""
         might_wait = self.may_wait()
-        self._apply(self.core.hear(announcement.committed, announcement.proposed), announcement)
+        self._apply(self.core.apply_announcement(announcement.committed, announcement.proposed), announcement)
         return might_wait or self.may_wait()
 
     def answer(self, peer: NodeId) -> None:

@@ -38,8 +38,8 @@ from everstep.protocol.slot import (
     digest,
     state_digest,
 )
+from worker.core.misplaced_shards import MisplacedShards
 from worker.core.slots import Content, SlotView, being_written, find_sealed, writable
-from worker.core.strays import Strays
 from worker.errors import NoRoom
 from worker.node.health.memory import memory_facts
 from worker.node.priority import work_as_ranks_do, work_at
@@ -113,8 +113,11 @@ class SlotStore:
         self.shards: dict[Rank, list[Slot]] = {}
         self.memory_nodes: Mapping[Rank, int] = {}
         """NUMA node for the slots of each rank. For ranks without an entry, the kernel chooses."""
-        self.strays = Strays()
-        """Facts that decide which strays the store drops. The `Member` replaces this object when they change."""
+        self.misplaced_shards = MisplacedShards()
+        """Facts that decide which misplaced shards the store drops.
+
+        The `Member` replaces this object when they change.
+        """
         self.making = Signal()
         """Notified when a task begins to choose or create a slot of any shard (see `is_making`)."""
         self._makers: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -380,19 +383,25 @@ class SlotStore:
             del self._creating[rank]
 
     def _make_room(self, rank: Rank, capacity_bytes: int) -> None:
-        """Remove slots of strays that `Strays.makes_way` permits until a new slot fits, oldest content first.
+        """Remove slots of misplaced_shards that `MisplacedShards.makes_way` permits until a new slot fits, oldest
+        content first.
 
         If they are too small together, none is removed. Raises NoRoom if the slot does not fit beside the slots that it
-        must leave to other shards (`Strays.slots_ahead`).
+        must leave to other shards (`MisplacedShards.slots_ahead`).
         """
-        strays = [
-            (owner, slot) for owner, slots in self.shards.items() if owner not in self.strays.placed for slot in slots
+        misplaced_shards = [
+            (owner, slot)
+            for owner, slots in self.shards.items()
+            if owner not in self.misplaced_shards.placed
+            for slot in slots
         ]
-        leaving = [each for each in strays if self._makes_way(*each)]
+        leaving = [each for each in misplaced_shards if self._makes_way(*each)]
         used_bytes = self.used_bytes() + sum(self._creating.values())
         leaving_bytes = sum(slot.file.header.capacity_bytes for _, slot in leaving)
         now = self.now()
-        ahead = self.strays.slots_ahead(rank, self._contents(), waited_seconds=now - self._refused_at.get(rank, now))
+        ahead = self.misplaced_shards.slots_ahead(
+            rank, self._contents(), waited_seconds=now - self._refused_at.get(rank, now)
+        )
         needed_bytes = used_bytes + (1 + ahead) * capacity_bytes
         if needed_bytes - leaving_bytes > self.memory_bytes:
             self._refused_at.setdefault(rank, now)
@@ -414,11 +423,13 @@ class SlotStore:
         return found
 
     def _makes_way(self, rank: Rank, slot: Slot) -> bool:
-        return not slot.is_used and self.strays.makes_way(rank, slot.file.content)
+        return not slot.is_used and self.misplaced_shards.makes_way(rank, slot.file.content)
 
     def _forget_if_empty(self, rank: Rank) -> None:
-        """Stop managing a stray if none of its slots has content."""
-        if rank not in self.strays.placed and all(slot.view.state is SlotState.EMPTY for slot in self.shards[rank]):
+        """Stop managing a misplaced shard if none of its slots has content."""
+        if rank not in self.misplaced_shards.placed and all(
+            slot.view.state is SlotState.EMPTY for slot in self.shards[rank]
+        ):
             del self.shards[rank]
 
     def _full(self, needed_bytes: int) -> NoRoom:
@@ -588,9 +599,12 @@ class SlotStore:
             task.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
 
-    def place(self, strays: Strays) -> None:
-        """Set the object that decides which strays the store drops. A `Member` calls this when a generation starts."""
-        self.strays = strays
+    def place(self, misplaced_shards: MisplacedShards) -> None:
+        """Set the object that decides which misplaced shards the store drops.
+
+        A `Member` calls this when a generation starts.
+        """
+        self.misplaced_shards = misplaced_shards
         self._refused_at.clear()
 
     async def empty_all_but(self, keep: Mapping[Rank, Collection[Content]]) -> None:
@@ -599,15 +613,15 @@ class SlotStore:
             for slot in slots:
                 if slot.view.content not in keep.get(rank, set()):
                     await self._join(slot)
-                    if rank in self.strays.placed:
+                    if rank in self.misplaced_shards.placed:
                         slot.file.empty()
                     else:
                         slot.file.drop()
             self._forget_if_empty(rank)
 
-    def drop_strays(self) -> None:
-        """Remove the strays that no node needs (`Strays.is_over`) and that no task reads."""
-        for rank in [rank for rank in self.shards if self.strays.is_over(rank)]:
+    def drop_misplaced_shards(self) -> None:
+        """Remove the misplaced_shards that no node needs (`MisplacedShards.is_over`) and that no task reads."""
+        for rank in [rank for rank in self.shards if self.misplaced_shards.is_over(rank)]:
             if not any(slot.is_used for slot in self.shards[rank]):
                 for slot in self.shards.pop(rank):
                     slot.file.drop()

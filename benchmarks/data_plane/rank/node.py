@@ -46,7 +46,7 @@ from tests.fakes.storage import MemoryObjectStore
 from worker.core.metric_outbox import MetricOutbox
 from worker.core.slots import Content
 from worker.member.member import LocalNode, Member
-from worker.member.rank_lines import RankLines
+from worker.member.rank_connections import RankConnections
 from worker.node.full_disks import FullDisks
 from worker.node.priority import AGENT_NICENESS
 from worker.provisioning.source import SourceArchives
@@ -135,7 +135,7 @@ def archive() -> bytes:
 class Ear:
     """Forwards the events of a generation's rank to the `Member`, and records whether the rank has connected."""
 
-    def __init__(self, lines: RankLines) -> None:
+    def __init__(self, lines: RankConnections) -> None:
         self._lines = lines
         self.came = asyncio.Event()
 

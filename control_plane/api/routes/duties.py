@@ -9,7 +9,7 @@ from control_plane.api.deps import ServicesDep
 from control_plane.api.router import Router
 from control_plane.api.schemas import duties as duties_schemas
 from control_plane.core.duties import DutyKind, Urgency
-from control_plane.loop import standing
+from control_plane.loop import disposition
 
 router = Router(prefix="/v1/duties", tags=["Duties"])
 
@@ -23,7 +23,7 @@ def describe_duties(caller: Reader, services: ServicesDep) -> duties_schemas.Des
     """
     agents, now = services.peers.agents().connected, services.now().timestamp()
     with services.database.read() as session:
-        found = standing.everything(session, agents, now).values()
+        found = disposition.everything(session, agents, now).values()
     # A fleet's duty about held nodes contains the nodes of its jobs. Each node is listed once.
     with_nodes = {each.fleet_name for each in found if not each.job_name and each.duty.kind is DutyKind.HELD_NODES}
     shown = [

@@ -25,7 +25,7 @@ from control_plane.core.observed.spans import Bucket
 from control_plane.core.states import FleetStatus
 from control_plane.db import events, fleets, incidents, jobs, nodes
 from control_plane.db.fleets import FleetRecord, NewFleet
-from control_plane.loop import standing
+from control_plane.loop import disposition
 from everstep.protocol.ids import FleetName
 
 _LOOK: Final = "Request the changes again with DryRun."
@@ -292,5 +292,5 @@ def view(services: Services, fleet: FleetRecord) -> fleets_schemas.Fleet:
             jobs=jobs.totals(session, fleet.name, tuple(Bucket)),
             incidents=incidents.totals(session, fleet_name=fleet.name),
         )
-        of_fleet = standing.of_fleets(session, [fleet])[fleet.name]
+        of_fleet = disposition.of_fleets(session, [fleet])[fleet.name]
     return views.fleet(fleet, members, tuple(services.peers.agents().views.values()), history, of_fleet)

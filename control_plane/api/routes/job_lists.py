@@ -29,7 +29,7 @@ from control_plane.core.states import TrainingJobStatus
 from control_plane.db import incidents, job_lists
 from control_plane.db.job_lists import JobFilter, SortBy
 from control_plane.db.jobs import SavedJob
-from control_plane.loop import standing
+from control_plane.loop import disposition
 
 router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
 
@@ -132,7 +132,7 @@ def _summaries(
     The number of database queries does not depend on the number of jobs.
     """
     now = services.now()
-    standings = standing.of_jobs(session, shown, services.peers.agents().connected, now.timestamp())
+    standings = disposition.of_jobs(session, shown, services.peers.agents().connected, now.timestamp())
     hit = incidents.counts(session, [job.run_id for job in shown])
     return [views.job_summary(job, now, standings[job.run_id], hit.get(job.run_id, (0, 0))) for job in shown]
 

@@ -59,10 +59,10 @@ from control_plane.db.fleets import FleetRecord
 from control_plane.db.jobs import InitialState, NewJob, SavedJob, SavedJobSpec
 from control_plane.db.quotas import QuotaRecord
 from control_plane.db.tokens import Role
-from control_plane.loop import standing
+from control_plane.loop import disposition
+from control_plane.loop.fleet_rows import schedule_of
 from control_plane.loop.memos import capacity_wait_of
 from control_plane.loop.records import shown_record
-from control_plane.loop.surroundings import schedule_of
 
 router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
 
@@ -155,12 +155,12 @@ def describe_training_job(
                 nodes.of_fleet(session, job.fleet_name),
                 services.now().timestamp(),
             )
-        standings = standing.of_jobs(session, [job], agents, services.now().timestamp())
+        standings = disposition.of_jobs(session, [job], agents, services.now().timestamp())
     return views.job(
         found,
         now=services.now(),
         turns=turns,
-        standing=standings[job.run_id],
+        disposition=standings[job.run_id],
         conditions=views.job_conditions(job, found.node_ids, agents, services.database.disk.full()),
         wait=views.capacity_wait(
             stored_wait,
@@ -301,7 +301,7 @@ def list_checkpoints(
     shown, more = page_of(page, max_results, lambda record: (record.step, record.generation))
     return checkpoints_schemas.ListCheckpointsResponse(
         checkpoints=[views.checkpoint(record) for record in shown],
-        training_job_status=standing.status_of(job),
+        training_job_status=disposition.status_of(job),
         trash_bytes=trash_bytes,
         next_token=more,
     )
@@ -453,7 +453,7 @@ def _protection_words(spec: SavedJobSpec) -> str:
 
 def _created(job: SavedJob) -> jobs_schemas.CreateTrainingJobResponse:
     return jobs_schemas.CreateTrainingJobResponse(
-        training_job_name=job.name, run_id=job.run_id, training_job_status=standing.status_of(job)
+        training_job_name=job.name, run_id=job.run_id, training_job_status=disposition.status_of(job)
     )
 
 

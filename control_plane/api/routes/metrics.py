@@ -42,5 +42,5 @@ def get_metrics(caller: Reader, services: ServicesDep) -> Response:
             refused_count=sum(agents.refused.values()),
         )
     return Response(
-        exposition(facts, services.figures if caller.project_filter is None else None), media_type=MEDIA_TYPE
+        exposition(facts, services.loop_metrics if caller.project_filter is None else None), media_type=MEDIA_TYPE
     )

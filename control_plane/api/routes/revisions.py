@@ -9,7 +9,7 @@ from control_plane.api.alike import shaped
 from control_plane.api.allowance import allowance_of
 from control_plane.api.auth import Reader, User
 from control_plane.api.deps import MaxResults, NextToken, ServicesDep, TrainingJobNamePath, page_of
-from control_plane.api.revisions import Surroundings, revised
+from control_plane.api.revisions import RevisionContext, revised
 from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import revisions as revisions_schemas
@@ -77,7 +77,7 @@ def list_training_job_revisions(
     )
 
 
-def _around(session: Session, job: SavedJob) -> Surroundings:
+def _around(session: Session, job: SavedJob) -> RevisionContext:
     shards = [shard.payload_bytes for shard in protection.of_run(session, job.run_id)]
     memory = [node.memory_bytes for node in nodes.of_fleet(session, job.fleet_name) if node.memory_bytes]
     fleet, quota = fleets.find(session, job.fleet_name), quotas.find(session, job.project)
@@ -88,7 +88,7 @@ def _around(session: Session, job: SavedJob) -> Surroundings:
         project=job.project,
         quota=quota.max_node_count if quota is not None else None,
     )
-    return Surroundings(
+    return RevisionContext(
         limits=limits,
         largest_shard_bytes=max(shards, default=0),
         node_memory_bytes=min(memory, default=None),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from control_plane.core import breakers, drills, faults, incidents, moves, remedies
-from control_plane.core.evidence import NodeStanding, NodeVerdict
+from control_plane.core.evidence import NodeDisposition, NodeVerdict
 from control_plane.core.incidents import Fault
 from control_plane.core.job.view import JobView, with_record
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord, LeavesNodes, Response, RestartsRanks
@@ -133,7 +133,7 @@ def reported_besides(view: JobView, found: tuple[Fault, ...]) -> tuple[Fault, ..
     return tuple(
         Fault(cause=verdict.cause, evidence=verdict.evidence, at=view.now, seen_on=(node_id,))
         for node_id, verdict in view.verdicts.items()
-        if verdict.standing is NodeStanding.IMPAIRED
+        if verdict.disposition is NodeDisposition.IMPAIRED
         and verdict.may_terminate
         and node_id not in known
         and node_id in view.reports

@@ -8,7 +8,7 @@ import msgspec
 
 from control_plane.core import accounting, breakers, drills, elastic, faults, incidents, launch, moves, witnesses
 from control_plane.core.actions import EventDraft
-from control_plane.core.evidence import NodeStanding, NodeVerdict
+from control_plane.core.evidence import NodeDisposition, NodeVerdict
 from control_plane.core.incidents import Fault
 from control_plane.core.job.losses import exclusions_with, loss_faults, with_losses
 from control_plane.core.job.sources import repeat_choice, restorable_step, step_to_keep
@@ -101,10 +101,10 @@ def with_faulty(view: JobView) -> JobView:
     known = {move.node_id for move in record.moves if not move.has_left}
     left: list[Departure] = []
     for each in view.verdicts.values():
-        if each.standing is not NodeStanding.IMPAIRED or each.node_id not in view.seen.assigned:
+        if each.disposition is not NodeDisposition.IMPAIRED or each.node_id not in view.seen.assigned:
             continue
         if each.node_id in tried:
-            verdicts[each.node_id] = replace(each, standing=NodeStanding.GONE, is_final=True)
+            verdicts[each.node_id] = replace(each, disposition=NodeDisposition.GONE, is_final=True)
         elif each.node_id not in known:
             left.append(moves.impaired(each))
     return with_record(replace(view, verdicts=verdicts), moves=(*record.moves, *left))
@@ -169,7 +169,10 @@ def without_unreachable(view: JobView) -> JobView:
         return with_record(view, repeat=choice)
     verdicts = tuple(
         NodeVerdict(
-            node_id=fact.node_id, standing=NodeStanding.GONE, evidence=fact, since=view.verdicts[fact.node_id].since
+            node_id=fact.node_id,
+            disposition=NodeDisposition.GONE,
+            evidence=fact,
+            since=view.verdicts[fact.node_id].since,
         )
         for fact in dropped
     )
@@ -194,7 +197,7 @@ def without_suspects(view: JobView) -> JobView:
         fact = AloneFailedToLoad(node_id=suspect.node_id, step=suspect.step)
         verdict = NodeVerdict(
             node_id=suspect.node_id,
-            standing=NodeStanding.GONE,
+            disposition=NodeDisposition.GONE,
             evidence=fact,
             cause=Cause.LOAD_FAILED,
             may_terminate=is_again,

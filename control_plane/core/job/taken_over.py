@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from control_plane.core import checkpoints, faults
 from control_plane.core.actions import Decision, JobAction
-from control_plane.core.evidence import NodeStanding
+from control_plane.core.evidence import NodeDisposition
 from control_plane.core.job.outcome import stay
 from control_plane.core.job.progress import with_progress
 from control_plane.core.job.view import JobView, halt, with_record
@@ -35,9 +35,9 @@ def observe_only(view: JobView) -> Decision:
         and node.member.generation < present
         and node.member.phase is MemberPhase.RUNNING
     ]
-    standings = {node_id: verdict.standing for node_id, verdict in view.verdicts.items()}
-    impaired = tuple(node_id for node_id, standing in standings.items() if standing is NodeStanding.IMPAIRED)
-    lost = tuple(node_id for node_id, standing in standings.items() if standing is NodeStanding.GONE)
+    standings = {node_id: verdict.disposition for node_id, verdict in view.verdicts.items()}
+    impaired = tuple(node_id for node_id, disposition in standings.items() if disposition is NodeDisposition.IMPAIRED)
+    lost = tuple(node_id for node_id, disposition in standings.items() if disposition is NodeDisposition.GONE)
     exits = tuple(fault.evidence for fault in faults.of_ranks(view.reports))
     reason = Observes(
         pause=view.policy.pause, taken_over_by=view.record.taken_over_by, impaired=impaired, lost=lost, exits=exits

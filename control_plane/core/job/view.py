@@ -11,7 +11,7 @@ from control_plane.core import accounting, checkpoints, faults
 from control_plane.core.actions import EventDraft, Send
 from control_plane.core.evidence import (
     NodeVerdict,
-    blamed,
+    first_to_leave,
     is_silent,
     judge,
     nodes_out_of_view,
@@ -97,7 +97,7 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
         node_id: report for node_id, report in reports.items() if not is_silent(nodes[node_id], policy.timeouts)
     }
     out_of_view = nodes_out_of_view(fresh_reports)
-    first_to_leave = blamed(fresh_reports, [node for node in nodes.values() if not is_silent(node, policy.timeouts)])
+    leaving = first_to_leave(fresh_reports, [node for node in nodes.values() if not is_silent(node, policy.timeouts)])
     impairments = track_impairments(
         record.impairments, tuple(nodes.values()), out_of_view, progress, now, policy.timeouts
     )
@@ -120,7 +120,7 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
             is_training=record.state in RUNNING_JOBS,
             is_launching=record.state in (JobState.PREPARING, JobState.LOADING, JobState.STARTING)
             and node_id in planned,
-            is_blamed=node_id == first_to_leave,
+            is_first_to_leave=node_id == leaving,
         )
         for node_id, node in nodes.items()
     }

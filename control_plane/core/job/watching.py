@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from control_plane.core import accounting, checkpoints, faults, hangs, launch, moves, rehearsal
 from control_plane.core.actions import Decision, JobAction, Send
-from control_plane.core.evidence import NodeStanding, is_silent, progress_without
+from control_plane.core.evidence import NodeDisposition, is_silent, progress_without
 from control_plane.core.job.ending import finish, pause, stop
 from control_plane.core.job.leaving import departure, leave
 from control_plane.core.job.losses import reported_besides, with_departures
@@ -103,7 +103,7 @@ def watch(view: JobView) -> Decision:
         waiting = stay(view, moving, puts, requeue=WATCH_SECONDS)
         return replace(waiting, events=(*watched.events, *waiting.events))
     is_stepping = accounting.is_stepping(view.record)
-    unclear = [verdict.evidence for verdict in view.verdicts.values() if verdict.standing is NodeStanding.UNCLEAR]
+    unclear = [verdict.evidence for verdict in view.verdicts.values() if verdict.disposition is NodeDisposition.UNCLEAR]
     reason: JobReason = trains(view) if is_stepping else _awaits_first_step(view)
     if unclear:
         silent = sorted(node.node_id for node in view.nodes.values() if is_silent(node, view.policy.timeouts))

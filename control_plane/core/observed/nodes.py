@@ -34,7 +34,8 @@ class Remedy(StrEnum):
     - RETIRE: the job gives up the node, which waits for a person, because no evidence permits its termination.
     - REBOOT: the job gives up the node, and EC2 reboots it.
     - REPLACE: the job gives up the node, and the fleet terminates it. Another instance replaces it.
-    - LET_GO: like REPLACE, but for a healthy node whose end AWS announced. The node needs no inspection, and the fleet
+    - TERMINATE: like REPLACE, but for a healthy node whose end AWS announced. The node needs no inspection, and the
+    fleet
       has already requested its replacement.
     """
 
@@ -45,7 +46,7 @@ class Remedy(StrEnum):
     RETIRE = "retire"
     REBOOT = "reboot"
     REPLACE = "replace"
-    LET_GO = "let_go"
+    TERMINATE = "let_go"
 
 
 class Cause(StrEnum):
@@ -149,7 +150,7 @@ class NodeObserved:
     node_id: NodeId
     instance: InstanceCondition = InstanceCondition.UNKNOWN
     ended: InstanceEnded | None = None
-    complaint: str = ""
+    failed_status_check: str = ""
     """A failing EC2 status check, which can happen on healthy instances, or empty."""
     is_connected: bool = False
     silent_seconds: float = 0.0

@@ -104,7 +104,7 @@ class Adapter(Protocol):
         """Return the current state without copying its tensors. Called for every snapshot."""
         ...
 
-    def foresee(self) -> AdapterState | None:
+    def forecast(self) -> AdapterState | None:
         """Predict the state after each optimizer's first step.
 
         None means that the state cannot be predicted. Tensors that the first step will create are on the meta device.
@@ -328,7 +328,7 @@ class NamedOptimizer:
         name, found, key = state_name.removeprefix(self.prefix).rpartition("/")
         return (name, key) if found and state_name.startswith(self.prefix) else None
 
-    def foresee(self) -> list[StateTensor] | None:
+    def forecast(self) -> list[StateTensor] | None:
         """Return the state tensors that the optimizer will have after its first step.
 
         Tensors that do not exist yet are on the meta device. Return None for an unknown optimizer class.
@@ -350,7 +350,7 @@ class NamedOptimizer:
 
         Return None if no state is missing, or if the missing state cannot be predicted.
         """
-        missing = [state.tensor for state in self.foresee() or () if state.tensor.is_meta]
+        missing = [state.tensor for state in self.forecast() or () if state.tensor.is_meta]
         if not missing or any(parameter.device.type != "cpu" for _, parameter in self.members):
             return None
         self.arenas[:] = [Arena(sum(align(tensor.numel() * tensor.element_size()) for tensor in missing))]

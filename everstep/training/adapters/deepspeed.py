@@ -147,8 +147,8 @@ class DeepSpeedAdapter:
         of_optimizer, values = self._optimizer.observe()
         return self._state(of_optimizer, values)
 
-    def foresee(self) -> AdapterState | None:
-        foreseen = self._optimizer.foresee()
+    def forecast(self) -> AdapterState | None:
+        foreseen = self._optimizer.forecast()
         return None if foreseen is None else self._state(foreseen, self._optimizer.observe()[1])
 
     def _state(self, of_optimizer: list[StateTensor], values: Tree) -> AdapterState:

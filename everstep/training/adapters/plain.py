@@ -146,8 +146,8 @@ class PlainAdapter:
         observed = [(named.name, *named.observe()) for named in self._optimizers]
         return self._state([tensors for _, tensors, _ in observed], {name: values for name, _, values in observed})
 
-    def foresee(self) -> AdapterState | None:
-        foreseen = [named.foresee() for named in self._optimizers]
+    def forecast(self) -> AdapterState | None:
+        foreseen = [named.forecast() for named in self._optimizers]
         if None in foreseen:
             return None
         return self._state(

@@ -31,6 +31,7 @@ from everstep.protocol.rank_messages import (
     FetchedShard,
     FetchShard,
     Logged,
+    PageChanged,
     RankFault,
     RankHalf,
     RankHello,
@@ -41,7 +42,6 @@ from everstep.protocol.rank_messages import (
     StopState,
     Vote,
     Welcome,
-    WordChanged,
     files_of,
     read_rank_half,
     write_agent_half,
@@ -210,7 +210,7 @@ class FakeAgent:
         with self.changed:
             for line in self.lines:
                 line.write(stop=step, stop_state=state)
-                line.say(WordChanged())
+                line.say(PageChanged())
 
     def rehearse(self) -> list[Rehearsed]:
         """Let all ranks rehearse at an agreed step, and return their reports in order of rank."""
@@ -251,7 +251,7 @@ class FakeAgent:
         with self.changed:
             for line in self.lines:
                 line.write(rehearsal=step, rehearsal_state=state, rehearsal_steps=REHEARSED_STEPS)
-                line.say(WordChanged())
+                line.say(PageChanged())
 
     def rank_halves(self) -> list[RankHalf]:
         return [half for line in self.lines if (half := read_rank_half(line.page)) is not None]
@@ -357,7 +357,7 @@ class FakeAgent:
                     file.seek(offset)
                     file.write(content[offset : min(stop, offset + piece)])
                     line.write(verified=min(stop, offset + piece) - begin)
-                    line.say(WordChanged())
+                    line.say(PageChanged())
             file.seek(0)
             file.write(data[:HEADER_BYTES])
         self._say_welcome(line, path)
@@ -429,7 +429,7 @@ class FakeAgent:
         for line in self.lines:
             line.captured = None
             line.write(proposed=self.proposed, slot=slot, committed=self.committed, vote_step=NONE, vote=Vote.NONE)
-            line.say(WordChanged())
+            line.say(PageChanged())
 
     def _drop(self) -> None:
         self.proposed = NONE
@@ -446,7 +446,7 @@ class FakeAgent:
         self.commits.append(self.committed)
         for line in self.lines:
             line.write(committed=self.committed, proposed=NONE, slot=NONE)
-            line.say(WordChanged())
+            line.say(PageChanged())
         if len(self.commits) >= self.commit_target:
             self.reached.set()
 
@@ -479,7 +479,7 @@ class FakeAgent:
         ):
             for line in self.lines:
                 line.write(proposed=-2, slot=NONE)
-                line.say(WordChanged())
+                line.say(PageChanged())
 
     def logged(self) -> list[Logged]:
         return [message for _, message in self.of_kind(Logged)]  # type: ignore[misc]

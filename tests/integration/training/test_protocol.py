@@ -34,6 +34,7 @@ from everstep.protocol.rank_messages import (
     Capturing,
     IdleSpan,
     IdleSpans,
+    PageChanged,
     Phase,
     RankFault,
     RankHalf,
@@ -42,7 +43,6 @@ from everstep.protocol.rank_messages import (
     SlotsRefused,
     SlotsRequest,
     StopState,
-    WordChanged,
     read_rank_half,
 )
 from everstep.protocol.slot import HEADER_BYTES, payload_digest, unpack_header, unpack_index
@@ -286,7 +286,7 @@ def test_what_is_said_while_the_page_is_looked_at_is_not_slept_over(
             found = read(page)
             if found is not None and found.verified == 0:
                 line.write(verified=7)
-                line.say(WordChanged())
+                line.say(PageChanged())
                 select.select([links.sockets[-1]], [], [])
             return found
 
@@ -726,7 +726,7 @@ def test_a_rank_stands_at_the_stop_that_it_agreed_to_while_the_page_cannot_be_re
         agent.lines[0].page[:2048] = b"\xee" * 2048  # overwrite the page, as a faulty script would
         is_lost.set()
         for _ in range(5):
-            agent.lines[0].say(WordChanged())
+            agent.lines[0].say(PageChanged())
             assert unreadable.acquire(timeout=10)
         agent.announce_stop(stop, StopState.CONFIRMED)
 

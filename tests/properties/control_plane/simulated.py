@@ -18,7 +18,7 @@ from itertools import pairwise
 from control_plane.accounts.facts import sentence
 from control_plane.accounts.jobs import reason
 from control_plane.core import accounting, elastic, evidence, fleets, moves, notices, queue, remedies, witnesses
-from control_plane.core.absence import settled
+from control_plane.core.absence import resolve_absence
 from control_plane.core.actions import (
     Decision,
     FleetDecision,
@@ -373,7 +373,7 @@ class Simulation:
             )
             seen[node_id] = NodeObserved(
                 node_id=node_id,
-                instance=settled(
+                instance=resolve_absence(
                     InstanceCondition.ENDED
                     if gone or node_id in self.reported_ended
                     else InstanceCondition.ABSENT

@@ -50,7 +50,7 @@ def reasons(words: str) -> tuple[Reason, ...]:
         asked,
         Requested(request=NodeRequest.REPLACE, node_id=node_id, by="ann", note=words, is_roll=True),
         causes.GivenUp(job="a", remedy=Remedy.REPLACE, because=Recorded(text=words)),
-        causes.GivenUp(job="a", remedy=Remedy.LET_GO, because=Recorded(text=words)),
+        causes.GivenUp(job="a", remedy=Remedy.TERMINATE, because=Recorded(text=words)),
         fault,
         causes.StillFaulty(fault=fault),
         Announced(node_id=node_id, notice=NoticeKind.SPOT_INTERRUPTION, text=words),
@@ -119,7 +119,7 @@ def story(drawn: tuple[dict[str, Any], ...], words: str, *, has_roll: bool, laun
     nodes = {
         each.node_id: replace(
             observed.nodes[each.node_id],
-            complaint=words if facts["silent_seconds"] else "",
+            failed_status_check=words if facts["silent_seconds"] else "",
             is_connected=not facts["silent_seconds"],
             silent_seconds=facts["silent_seconds"],
         )

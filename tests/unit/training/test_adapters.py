@@ -828,7 +828,7 @@ def test_what_is_foreseen_is_what_the_first_step_brings(make_optimizer: Callable
     )
     own = make_optimizer(model.parameters())
     adapter = PlainAdapter({"": model}, {"": own})
-    foreseen = adapter.foresee()
+    foreseen = adapter.forecast()
     assert foreseen is not None
     plan = CapturePlan.make(foreseen.tensors)
     model[1](model[0](torch.randn(5, 3))).sum().backward()
@@ -840,11 +840,11 @@ def test_an_optimizer_that_nobody_knows_is_not_foreseen() -> None:
     model = nn.Linear(3, 1)
     own = torch.optim.Rprop(model.parameters())
     adapter = PlainAdapter({"": model}, {"": own})
-    assert adapter.foresee() is None
+    assert adapter.forecast() is None
     assert not adapter.expect_restore()
     model(torch.randn(5, 3)).sum().backward()
     own.step()
-    assert adapter.foresee() is not None, "now it has a state to look at"
+    assert adapter.forecast() is not None, "now it has a state to look at"
 
 
 def test_lists_are_the_same_objects_until_a_tensor_is_another() -> None:

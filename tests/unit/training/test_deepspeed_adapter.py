@@ -230,7 +230,7 @@ def test_an_engine_foresees_the_state_after_its_first_step_if_its_optimizer_is_o
     master = engine.optimizer.single_partition_of_fp32_groups[0]
     engine.optimizer.optimizer = torch.optim.Adam([master])
     (adapter,) = _adapters({}, {}, {"": engine}, ())
-    foreseen = adapter.foresee()
+    foreseen = adapter.forecast()
     assert foreseen is not None
     plan = CapturePlan.make(foreseen.tensors)
     assert not plan.fits(adapter.observe().tensors)
@@ -239,7 +239,7 @@ def test_an_engine_foresees_the_state_after_its_first_step_if_its_optimizer_is_o
     assert plan.fits(adapter.observe().tensors)
     engine.optimizer.optimizer = torch.optim.Rprop([master])
     (unforeseen,) = _adapters({}, {}, {"": engine}, ())
-    assert unforeseen.foresee() is None
+    assert unforeseen.forecast() is None
 
 
 def test_an_engine_counts_its_micro_batches_anew_when_its_accumulation_changes() -> None:

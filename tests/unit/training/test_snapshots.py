@@ -121,7 +121,7 @@ class State:
             raise self.error
         return Observed(self.lists, [], b"values")
 
-    foresee = observe
+    forecast = observe
 
     def parts(self, _tensors: object) -> dict[str, tuple[TensorPart, ...]]:
         return {}
@@ -171,7 +171,7 @@ def test_a_state_that_cannot_be_observed_is_an_abandoned_snapshot(
     state, link, guard = State(), Link(), Guard()
     state.error = KeyError("average")
     ahead = Snapshotter(state, link, CpuCopier(), guard, lambda _: None, is_crowded=True)  # type: ignore[arg-type]
-    ahead.foresee()
+    ahead.forecast()
     ahead.prepare()
     assert ahead.obstacle == "KeyError: 'average'"
     ahead.close()

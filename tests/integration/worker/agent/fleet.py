@@ -77,6 +77,7 @@ from everstep.protocol.rank_messages import (
     EarlierLayout,
     FetchedShard,
     FetchShard,
+    PageChanged,
     Phase,
     RankFault,
     RankHalf,
@@ -87,7 +88,6 @@ from everstep.protocol.rank_messages import (
     StopState,
     UnkeptCause,
     Welcome,
-    WordChanged,
     read_agent_half,
     write_rank_half,
 )
@@ -276,7 +276,7 @@ class ScriptedRank:
             writer.write(
                 frame(RankHello(job=JOB, run=self.plan.run, generation=self.plan.generation, rank=self.rank, pid=1))
             )
-            while isinstance(welcome := await self._read(reader), Arriving | WordChanged):
+            while isinstance(welcome := await self._read(reader), Arriving | PageChanged):
                 if isinstance(welcome, Arriving):
                     self.arriving = welcome  # the rank restores its state later, when the agent has all of it
             assert isinstance(welcome, Welcome)

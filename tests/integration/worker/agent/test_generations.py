@@ -762,7 +762,7 @@ async def test_a_step_is_uploaded_after_the_slow_end_of_a_cancelled_upload(
     await until("a commit", lambda: member.contents.committed > first)
     newest = member.contents.committed
     final = Step(newest + 1)
-    member.uploads.hear(
+    member.uploads.apply_announcement(
         Announcement(
             generation=member.plan.generation, term=1, sequence=1, committed=newest, proposed=final, persist_step=final
         )
@@ -784,7 +784,7 @@ async def test_the_upload_of_the_committed_step_is_not_cancelled_for_the_final_s
     step = member.contents.committed
     final = Step(step + 1)
     member.uploads.begin(step)
-    member.uploads.hear(
+    member.uploads.apply_announcement(
         Announcement(
             generation=member.plan.generation, term=1, sequence=1, committed=step, proposed=final, persist_step=final
         )

@@ -255,7 +255,7 @@ async def test_the_final_step_takes_the_slots_of_a_hold(fleet: Fleet) -> None:
         proposed=final,
         persist_step=final,
     )
-    member.held.hear(announcement)
+    member.held.apply_announcement(announcement)
     assert pins(fleet) == 0
 
 

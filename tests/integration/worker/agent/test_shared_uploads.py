@@ -211,7 +211,7 @@ async def test_the_owner_sends_the_parts_of_a_holder_that_does_not_answer(
             member = upload.holder.agent.lifecycle.member
             assert member is not None
             final = Step(upload.step + 2)
-            member.upload_helper.hear(
+            member.upload_helper.apply_announcement(
                 Announcement(
                     generation=fleet.generation,
                     term=1,

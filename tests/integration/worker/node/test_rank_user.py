@@ -34,7 +34,7 @@ from tests.unit.worker.rank_plans import RUN, rank_plan
 from tests.wheels import make_wheel
 from worker.errors import InputRefused
 from worker.logs.outputs import RankOutputs
-from worker.node.rank_user import RankUser, _processes_of, clear, closed_to, make_way, user_of
+from worker.node.rank_user import RankUser, _processes_of, clear, closed_to, create_traversable_dir, user_of
 from worker.provisioning.inputs import InputCache
 from worker.provisioning.packages import InstallationOrder, PackageLayers
 from worker.provisioning.source import unpack
@@ -238,7 +238,7 @@ async def machine(disk: Path, tmpfs: Path, *, is_warm: bool = False) -> AsyncIte
     while is_warm and not made.supervisor.is_warm:
         await made.supervisor.changed.wait(made.supervisor.changed.version)
     (made.state / "sources").mkdir()
-    make_way(made.state / "sources", USER)
+    create_traversable_dir(made.state / "sources", USER)
     (made.state / "promise").write_text("the generation's key")
     try:
         yield made
@@ -406,7 +406,7 @@ def identities(folder: Path) -> dict[Path, tuple[int, ...]]:
 def test_packages_are_built_by_the_ranks_user_and_belong_to_root() -> None:
     async def body(disk: Path, tmpfs: Path) -> None:
         state, source = disk / "state", disk / "state" / "sources"
-        make_way(state, USER)
+        create_traversable_dir(state, USER)
         promise = state / "promise"
         promise.write_text("the generation's key")
         promise.chmod(0o600)

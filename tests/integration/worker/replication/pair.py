@@ -260,9 +260,9 @@ class Pair:
         self.shard.forget_lost()
         return Capture(self, step, self.owner_store.shards[RANK][index])
 
-    def hear(self, committed: int, proposed: int) -> None:
+    def apply_announcement(self, committed: int, proposed: int) -> None:
         """Pass an announcement to the owner: the committed and the proposed step."""
-        self.shard.hear(
+        self.shard.apply_announcement(
             Announcement(generation=GENERATION, term=1, sequence=1, committed=Step(committed), proposed=Step(proposed))
         )
 

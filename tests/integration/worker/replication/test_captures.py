@@ -53,7 +53,7 @@ class TestTheOwner:
 
     async def test_what_is_captured_is_with_the_holder_before_it_is_sealed(self, pair: Pair) -> None:
         pair.send()
-        pair.hear(-1, 1)
+        pair.apply_announcement(-1, 1)
         capture = await pair.begin_capture(1)
         for end in (1000, 4200, 9000):
             capture.go_on(end)
@@ -68,7 +68,7 @@ class TestTheOwner:
     async def test_every_step_goes_that_way_and_c_is_kept(self, pair: Pair) -> None:
         pair.send()
         for step in range(1, 7):
-            pair.hear(step - 1 or -1, step)
+            pair.apply_announcement(step - 1 or -1, step)
             capture = await pair.begin_capture(step)
             capture.go_on(4000)
             await pair.until(lambda: arrived(pair, step) == 4)  # noqa: B023 — asked at once
@@ -79,10 +79,10 @@ class TestTheOwner:
         assert pair.held() == {step: payload(step, pair.payload_bytes) for step in (5, 6)}
 
     async def test_a_holder_without_c_gets_that_first(self, pair: Pair) -> None:
-        pair.hear(-1, 1)
+        pair.apply_announcement(-1, 1)
         await pair.capture(1)
         pair.shard.drop(HOLDER)
-        pair.hear(1, 2)
+        pair.apply_announcement(1, 2)
         capture = await pair.begin_capture(2)
         capture.go_on(3000)
         pair.send()
@@ -93,7 +93,7 @@ class TestTheOwner:
     @pytest.mark.parametrize("is_next", [True, False], ids=["the next comes through", "the same comes through"])
     async def test_a_capture_that_is_given_up_in_mid_stream_is_no_snapshot(self, pair: Pair, is_next: bool) -> None:
         pair.send()
-        pair.hear(-1, 1)
+        pair.apply_announcement(-1, 1)
         capture = await pair.begin_capture(1)
         # Wait until the whole payload is sent. The audit detects the changed tensor only afterwards.
         capture.go_on(pair.payload_bytes)
@@ -103,8 +103,8 @@ class TestTheOwner:
         assert pair.shard.core.vote is Vote.ABANDON
         # the coordinator proposes the next step, or, in the final round, the same step again
         step = 2 if is_next else 1
-        pair.hear(-1, -1)
-        pair.hear(-1, step)
+        pair.apply_announcement(-1, -1)
+        pair.apply_announcement(-1, step)
         await pair.capture(step)
         await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
         assert pair.held() == {step: payload(step, pair.payload_bytes)}
@@ -116,13 +116,13 @@ class TestTheOwner:
         The holder seals the bytes of the second capture.
         """
         pair.send()
-        pair.hear(-1, 1)
+        pair.apply_announcement(-1, 1)
         capture = await pair.begin_capture(1)
         capture.go_on(6000)
         await pair.until(lambda: arrived(pair, 1) == 6)
         capture.give_up()
-        pair.hear(-1, -1)
-        pair.hear(-1, 1)
+        pair.apply_announcement(-1, -1)
+        pair.apply_announcement(-1, 1)
         other = bytes(2500) + payload(1, pair.payload_bytes)[2500:]
         again = await pair.begin_capture(1)
         again.write(pair.payload_bytes, other)
@@ -132,11 +132,11 @@ class TestTheOwner:
 
     async def test_a_slot_granted_anew_in_mid_stream(self, pair: Pair) -> None:
         pair.send()
-        pair.hear(-1, 1)
+        pair.apply_announcement(-1, 1)
         capture = await pair.begin_capture(1)
         capture.go_on(4000)
         await pair.until(lambda: arrived(pair, 1) == 4)
-        pair.hear(-1, 2)
+        pair.apply_announcement(-1, 2)
         again = await pair.owner_store.grant(
             RANK, content(2), keep=set(), capacity_bytes=pair.payload_bytes, layout_hash=LAYOUT, slot_count=1
         )
@@ -153,11 +153,11 @@ class TestTheOwner:
         proposed step.
         """
         pair.send()
-        pair.hear(-1, 1)
+        pair.apply_announcement(-1, 1)
         capture = await pair.begin_capture(1)
         capture.go_on(4000)
         await pair.until(lambda: arrived(pair, 1) == 4)
-        pair.hear(-1, 2)
+        pair.apply_announcement(-1, 2)
         await pair.capture(2)
         await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
         assert pair.held() == {2: payload(2, pair.payload_bytes)}
@@ -165,18 +165,18 @@ class TestTheOwner:
 
     async def test_a_step_that_is_dropped_and_proposed_again_in_mid_capture_is_not_sent_twice(self, pair: Pair) -> None:
         sender = pair.send()
-        pair.hear(-1, 1)
+        pair.apply_announcement(-1, 1)
         capture = await pair.begin_capture(1)
         capture.go_on(5000)
         await pair.until(lambda: arrived(pair, 1) == 5)
-        pair.hear(-1, -1)
+        pair.apply_announcement(-1, -1)
         await pair.until(lambda: sender.queue is None)
         await pair.until(
             lambda: all(
                 owner.receiver is not None and owner.receiver.current is None for owner in pair.receiver.open_sessions
             )
         )
-        pair.hear(-1, 1)
+        pair.apply_announcement(-1, 1)
         capture.go_on(6000)
         await pair.until(lambda: arrived(pair, 1) == 1)
         queue = sender.queue
@@ -191,7 +191,7 @@ class TestTheOwner:
     async def test_a_line_that_breaks_in_mid_capture_is_taken_up_where_it_stood(self, pair: Pair, what: str) -> None:
         dialler = Recorded(pair)
         sender = pair.send(dialler=dialler)
-        pair.hear(-1, 1)
+        pair.apply_announcement(-1, 1)
         capture = await pair.begin_capture(1)
         capture.go_on(5000)
         await pair.until(lambda: arrived(pair, 1) == 5)
@@ -210,7 +210,7 @@ class TestTheOwner:
 
     async def test_a_holder_is_not_silent_while_the_capture_stands_still(self, pair: Pair) -> None:
         pair.send(deadline_seconds=0.5)
-        pair.hear(-1, 1)
+        pair.apply_announcement(-1, 1)
         capture = await pair.begin_capture(1)
         capture.go_on(2000)
         await pair.until(lambda: arrived(pair, 1) == 2)
@@ -230,7 +230,7 @@ class TestTheOwner:
         The holder's partial slot does not count as a copy of the step.
         """
         pair.send()
-        pair.hear(-1, 1)
+        pair.apply_announcement(-1, 1)
         capture = await pair.begin_capture(1)
         capture.go_on(4000)
         await pair.until(lambda: arrived(pair, 1) == 4)
@@ -455,7 +455,7 @@ async def test_an_answer_for_what_was_not_named_ends_the_session(pair: Pair) -> 
 
     pair.receiver.replica = greedy  # type: ignore[method-assign]
     pair.send()
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     capture = await pair.begin_capture(1)
     capture.go_on(2000)
     await asked.wait()

@@ -101,7 +101,7 @@ async def stripe(tmpfs: Path) -> AsyncIterator[Stripe]:
 
 async def test_a_member_votes_when_the_share_contains_every_contribution(stripe: Stripe) -> None:
     stripe.send()
-    stripe.hear(-1, 1)
+    stripe.apply_announcement(-1, 1)
     await stripe.capture(1)
     await stripe.until(lambda: RANK in stripe.share(1).complete)
     assert stripe.shard.core.vote is Vote.NONE
@@ -111,10 +111,10 @@ async def test_a_member_votes_when_the_share_contains_every_contribution(stripe:
 
 async def test_a_member_cancels_the_contribution_of_an_abandoned_step(stripe: Stripe) -> None:
     stripe.send()
-    stripe.hear(-1, 1)
+    stripe.apply_announcement(-1, 1)
     await stripe.capture(1)
     await stripe.until(lambda: RANK in stripe.share(1).complete)
-    stripe.hear(-1, 2)
+    stripe.apply_announcement(-1, 2)
     await stripe.capture(2)
     await stripe.until(lambda: RANK in stripe.share(2).complete)
     await stripe.contribute(2)
@@ -123,7 +123,7 @@ async def test_a_member_cancels_the_contribution_of_an_abandoned_step(stripe: St
 
 async def test_a_member_contributes_again_if_another_member_offers_another_shard(stripe: Stripe) -> None:
     stripe.send()
-    stripe.hear(-1, 1)
+    stripe.apply_announcement(-1, 1)
     await stripe.capture(1)
     await stripe.contribute(1)
     await stripe.until(lambda: (HOLDER, 1) in stripe.shard.core.held)
@@ -141,7 +141,7 @@ async def test_a_member_contributes_again_if_another_member_offers_another_shard
 
 async def test_a_member_drops_a_holder_whose_share_lacks_a_member_that_is_not_connected(stripe: Stripe) -> None:
     stripe.send(deadline_seconds=0.3)
-    stripe.hear(-1, 1)
+    stripe.apply_announcement(-1, 1)
     await stripe.capture(1)
     await stripe.until(lambda: stripe.shard.core.vote is Vote.ACKED)
     assert stripe.shard.core.view == frozenset()
@@ -155,7 +155,7 @@ async def test_a_member_does_not_wait_for_a_member_whose_shard_is_refused(stripe
     assert isinstance(refused, ShardRefused)
     assert refused.reason.startswith("parity protects shards of at most 137,434,759,168 bytes")
     stripe.send(deadline_seconds=0.3)
-    stripe.hear(-1, 1)
+    stripe.apply_announcement(-1, 1)
     await stripe.capture(1)
     await stripe.until(lambda: stripe.shard.core.vote is Vote.ACKED)
     assert stripe.shard.core.view == frozenset()
@@ -195,7 +195,7 @@ async def test_a_chunk_on_a_slow_link_counts_as_progress_of_its_member(
 
     monkeypatch.setattr(streams, "send_all", slowly)
     stripe.send()
-    stripe.hear(-1, 1)
+    stripe.apply_announcement(-1, 1)
     await stripe.capture(1)
     await stripe.until(lambda: bool(stripe.share(1).announced))
     other = await stripe.offer(b"complete", capacity_bytes=stripe.payload_bytes)

@@ -59,7 +59,7 @@ def make(make: Callable[..., Pair]) -> Callable[..., Pair]:
 async def replicate(pair: Pair, **options: Any) -> None:
     """Replicate step 1 to the holder, and wait for its acknowledgement."""
     pair.send(**options)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert pair.held() == {Step(1): payload(1, pair.payload_bytes)}
@@ -160,7 +160,7 @@ async def test_a_stream_whose_key_has_encrypted_too_much_is_replaced(pair: Pair)
     assert isinstance(line, TlsSocket)
     assert line.sent_bytes > pair.payload_bytes
     line.sent_bytes = KEY_BYTES
-    pair.hear(1, 2)
+    pair.apply_announcement(1, 2)
     await pair.capture(2)
     await pair.until(lambda: Step(2) in pair.held())
     assert len(streams) == 2

@@ -46,25 +46,25 @@ class Printing:
 async def test_every_acknowledged_step_has_its_lines_on_the_holder(pair: Pair) -> None:
     printing = Printing(pair)
     pair.send(printed=printing.printed)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     for step in (1, 2, 3):
         printing.rows.append(b"line of step %d\n" % step)
         await pair.capture(step)
         await printing.acknowledged(step)
-        pair.hear(step, step + 1)
+        pair.apply_announcement(step, step + 1)
     assert printing.asked == [0, 1, 2], "each line travels once in a session"
 
 
 async def test_a_new_session_gives_the_lines_again(pair: Pair) -> None:
     printing = Printing(pair)
     pair.send(printed=printing.printed)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     printing.rows.append(b"one\n")
     await pair.capture(1)
     await printing.acknowledged(1)
     await pair.stop_sending()
     printing.kept = Tail()  # the holder's disk is lost at the same time as the owner
-    pair.hear(1, 2)
+    pair.apply_announcement(1, 2)
     pair.send(printed=printing.printed)
     printing.rows.append(b"two\n")
     await pair.capture(2)
@@ -82,7 +82,7 @@ async def test_lines_that_a_holder_does_not_take_cost_its_word(pair: Pair) -> No
 
     pair.take_lines = refuse
     pair.send(printed=printing.printed)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     printing.rows.append(b"one\n")
     await pair.capture(1)
     await refused.wait()

@@ -215,7 +215,7 @@ class Recorded:
 async def test_steps_are_replicated_verified_and_acknowledged(pair: Pair) -> None:
     pair.send()
     for step in range(1, 6):
-        pair.hear(step - 1 or -1, step)
+        pair.apply_announcement(step - 1 or -1, step)
         await pair.capture(step)
         await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert pair.held() == {step: payload(step, pair.payload_bytes) for step in (4, 5)}
@@ -224,7 +224,7 @@ async def test_steps_are_replicated_verified_and_acknowledged(pair: Pair) -> Non
 
 
 async def test_the_page_says_nothing_of_a_vote_that_was_not_given(pair: Pair) -> None:
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     assert (pair.shard.page.agent.proposed, pair.shard.page.agent.vote_step) == (1, -1)
     await pair.capture(1)
     assert pair.shard.page.agent.vote_step == -1
@@ -236,10 +236,10 @@ async def test_the_page_says_nothing_of_a_vote_that_was_not_given(pair: Pair) ->
 async def test_a_holder_keeps_c_although_it_has_not_heard_of_it(pair: Pair) -> None:
     pair.send()
     for step in (1, 2, 3):
-        pair.hear(step - 1 or -1, step)
+        pair.apply_announcement(step - 1 or -1, step)
         await pair.capture(step)
         await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
-    pair.hear(2, 4)  # step 3 was abandoned on another rank, so that step 2 stays committed
+    pair.apply_announcement(2, 4)  # step 3 was abandoned on another rank, so that step 2 stays committed
     await pair.capture(4)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert set(pair.held()) == {2, 4}
@@ -375,13 +375,13 @@ async def test_a_sender_repeats_what_its_holder_refused(pair: Pair) -> None:
     """
     pair.send()
     for step in (1, 2):
-        pair.hear(step - 1 or -1, step)
+        pair.apply_announcement(step - 1 or -1, step)
         await pair.capture(step)
         await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     slot = pair.holder_store.sealed(RANK, content(1))
     assert slot is not None
     slot.pins += 1
-    pair.hear(2, 3)
+    pair.apply_announcement(2, 3)
     await pair.capture(3)
     await pair.until(lambda: pair.receiver.rejected_count > 0)
     assert pair.shard.core.vote is Vote.NONE
@@ -504,10 +504,10 @@ async def test_a_slot_granted_anew_while_it_is_being_sent(make: Callable[..., Pa
     stream = pair.receiver.stream
     pair.receiver.replica, pair.receiver.stream = deaf, unread  # type: ignore[method-assign]
     pair.send()
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     await begun.wait()
-    pair.hear(-1, 2)
+    pair.apply_announcement(-1, 2)
     slot = pair.owner_store.sealed(RANK, content(1))
     assert slot is not None
     other = await pair.owner_store.grant(
@@ -569,10 +569,10 @@ async def test_a_step_that_is_damaged_in_its_own_slot_is_given_up_and_costs_no_h
     The owner must not drop the holder instead. Otherwise, the damaged copy alone would suffice for a commit.
     """
     pair.send(deadline_seconds=RARELY_SECONDS)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
-    pair.hear(1, 2)
+    pair.apply_announcement(1, 2)
     capture = await pair.begin_capture(2)
     capture.write(pair.payload_bytes)
     capture.digests.complete()
@@ -587,7 +587,7 @@ async def test_a_step_that_is_damaged_in_its_own_slot_is_given_up_and_costs_no_h
     )
     assert pair.shard.core.view == {HOLDER}
     assert pair.shard.slot(Step(2)) is None
-    pair.hear(1, 3)
+    pair.apply_announcement(1, 3)
     await pair.capture(3)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert pair.held()[3] == payload(3, pair.payload_bytes)
@@ -601,7 +601,7 @@ async def test_a_card_that_cannot_be_reached_takes_no_stream_from_those_that_can
     sender = dialler.sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
     sender.stream_count = StreamCount(limit=4, count=4)
     for step in (1, 2):
-        pair.hear(step - 1 or -1, step)
+        pair.apply_announcement(step - 1 or -1, step)
         await pair.capture(step)
         await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert pair.shard.core.view == {HOLDER}
@@ -621,7 +621,7 @@ async def test_a_card_that_was_out_of_reach_has_its_streams_in_the_next_session(
     sender = dialler.sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler, measured_bytes=0)
     sender.stream_count = StreamCount(limit=4, count=4, best_count=2)
     for step in range(1, TRIES + 2):
-        pair.hear(step - 1 or -1, step)
+        pair.apply_announcement(step - 1 or -1, step)
         await pair.capture(step)
         await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert sender.stream_count == StreamCount(limit=4, count=4, best_count=2), (
@@ -629,7 +629,7 @@ async def test_a_card_that_was_out_of_reach_has_its_streams_in_the_next_session(
     )
     dialler.is_mended = True
     dialler.sessions[0].line.shutdown(socket.SHUT_RDWR)
-    pair.hear(step, step + 1)
+    pair.apply_announcement(step, step + 1)
     await pair.capture(step + 1)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert dialler.tried == [0, 1, 0, 1, 2, 3]
@@ -665,11 +665,11 @@ async def test_a_holder_has_acknowledged_what_it_was_sent_however_long_its_strea
     The holder receives and acknowledges only step 3.
     """
     dialler = Slow(pair)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     pair.send(dialler=dialler)
     await dialler.begun.wait()
-    pair.hear(-1, 3)
+    pair.apply_announcement(-1, 3)
     await pair.capture(2)
     await pair.capture(3)
     assert pair.shard.slot(Step(1)) is None
@@ -697,11 +697,11 @@ async def test_one_session_per_owner_the_earlier_is_joined_before_the_next_begin
 async def test_a_broken_line_is_dialled_again_and_sending_goes_on(pair: Pair, what: str) -> None:
     dialler = Recorded(pair)
     pair.send(dialler=dialler)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     (dialler.sessions[0].line if what == "sessions" else dialler.lines[0]).shutdown(socket.SHUT_RDWR)
-    pair.hear(1, 2)
+    pair.apply_announcement(1, 2)
     await pair.capture(2)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert len(dialler.sessions) == 2
@@ -711,10 +711,10 @@ async def test_a_broken_line_is_dialled_again_and_sending_goes_on(pair: Pair, wh
 async def test_a_holder_that_lost_a_slot_says_so_and_gets_it_again(pair: Pair) -> None:
     dialler = Recorded(pair)
     pair.send(dialler=dialler)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
-    pair.hear(1, 2)
+    pair.apply_announcement(1, 2)
     lost = pair.holder_store.sealed(RANK, content(1))
     assert lost is not None
     lost.file.empty()
@@ -733,7 +733,7 @@ async def test_a_replica_with_another_digest_does_not_count(pair: Pair) -> None:
     """
     async with by_hand(pair) as hand:
         assert isinstance(await hand.whole(1, payload(7, pair.payload_bytes)), ShardSealed)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     pair.send()
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
@@ -754,14 +754,14 @@ async def test_a_peer_that_stops_reading_is_dropped_and_c_advances_without_it(ma
     pair.listen()
     pair.receiver.replica = pair.receiver.stream = never_reads  # type: ignore[method-assign]
     pair.send(deadline_seconds=0.2)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     assert pair.shard.core.vote is Vote.NONE
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert pair.shard.core.view == frozenset()
     assert pair.shard.round().out_of_view == (HOLDER,)
     for step in range(2, 12):
-        pair.hear(step - 1, step)
+        pair.apply_announcement(step - 1, step)
         await pair.capture(step)
         assert pair.shard.core.vote is Vote.ACKED
     deaf.set()
@@ -779,7 +779,7 @@ async def test_an_owner_that_stood_still_itself_does_not_drop_its_holder(pair: P
     sender = ReplicaSender(
         pair.shard, HOLDER, pair, pair.owner_store, pair.pacer, holder_deadline_seconds=RARELY_SECONDS
     )
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     look(sender, count=LOOKS_PER_DEADLINE)
     look(sender, count=1, late_seconds=10 * RARELY_SECONDS)
@@ -800,7 +800,7 @@ async def test_a_holder_is_not_silent_while_its_owner_digests_its_own_slot(
 
     monkeypatch.setattr(pair.owner_store, "digests", slow)
     sender = pair.send(deadline_seconds=RARELY_SECONDS)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     await begun.wait()
     look(sender, count=3 * LOOKS_PER_DEADLINE)
@@ -815,10 +815,10 @@ async def test_a_holder_that_nobody_reaches_is_dropped_and_returns_by_receiving_
     dialler = Recorded(pair)
     dialler.is_there.clear()
     pair.send(deadline_seconds=0.2, dialler=dialler)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
-    pair.hear(1, 2)
+    pair.apply_announcement(1, 2)
     dialler.is_there.set()
     await pair.until(lambda: pair.shard.core.view == {HOLDER})
     assert set(pair.held()) == {1}
@@ -854,11 +854,11 @@ async def test_a_holder_returns_however_long_it_takes_to_send_what_it_lacks(pair
     dialler, slow = Recorded(pair), Held()
     dialler.is_there.clear()
     sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     look(sender, count=LOOKS_PER_DEADLINE + 2)
     assert pair.shard.core.vote is Vote.ACKED
-    pair.hear(1, 2)
+    pair.apply_announcement(1, 2)
     pair.pacer.current = slow
     dialler.is_there.set()
     await slow.asked.wait()
@@ -874,10 +874,10 @@ async def test_a_holder_that_returns_and_falls_silent_again_holds_nobody_up(pair
     sender = ReplicaSender(
         pair.shard, HOLDER, pair, pair.owner_store, pair.pacer, holder_deadline_seconds=RARELY_SECONDS
     )
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     look(sender, count=LOOKS_PER_DEADLINE + 2)
-    pair.hear(1, 2)
+    pair.apply_announcement(1, 2)
     sender._progress()
     await pair.capture(2)
     assert (pair.shard.core.returning, pair.shard.core.vote) == ({HOLDER}, Vote.NONE)
@@ -889,7 +889,7 @@ async def test_a_holder_that_refuses_what_it_takes_is_not_waited_for(pair: Pair)
     sender = ReplicaSender(
         pair.shard, HOLDER, pair, pair.owner_store, pair.pacer, holder_deadline_seconds=RARELY_SECONDS
     )
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     for _ in range(2):
         sender._progress()
@@ -926,13 +926,13 @@ async def test_a_holder_whose_line_breaks_in_every_attempt_holds_up_one_step_and
     """
     dialler = Breaking(pair)
     sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     await dialler.tried(2)
     assert pair.shard.core.vote is Vote.NONE
     look(sender, count=LOOKS_PER_DEADLINE + 3)
     for step in (2, 3):
-        pair.hear(step - 1, step)
+        pair.apply_announcement(step - 1, step)
         await dialler.tried(1)
         assert pair.shard.core.returning == frozenset()
         await pair.capture(step)
@@ -947,11 +947,11 @@ async def test_a_holder_whose_line_holds_again_is_waited_for_after_a_while(pair:
     """
     dialler, slow = Breaking(pair), Held()
     sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     await dialler.tried(2)
     look(sender, count=LOOKS_PER_DEADLINE + 3)
-    pair.hear(1, 2)
+    pair.apply_announcement(1, 2)
     pair.pacer.current = slow
     dialler.is_mended = True
     await slow.asked.wait()
@@ -976,7 +976,7 @@ async def test_a_holder_whose_line_breaks_again_and_again_is_told_in_view_until_
     """
     dialler = Breaking(pair)
     pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     changes = pair.changes
     await pair.until(lambda: bool(pair.shard.broken_lines))
@@ -988,7 +988,7 @@ async def test_a_holder_whose_line_breaks_again_and_again_is_told_in_view_until_
     dialler.is_mended = True
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert list(pair.shard.broken_lines) == [HOLDER], "that was the rest of what broke"
-    pair.hear(1, 2)
+    pair.apply_announcement(1, 2)
     await pair.capture(2)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert pair.shard.broken_lines == {}
@@ -1026,7 +1026,7 @@ async def test_a_bug_that_ends_an_attempt_is_logged_and_not_the_end_of_all(
     """
     monkeypatch.setattr(sending, "announcement", Buggy(1))
     sender = pair.send(retry_seconds=(0.01,))
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert "LookupError: a bug" in caplog.text
@@ -1039,7 +1039,7 @@ async def test_a_holder_that_a_bug_keeps_from_everything_leaves_the_view_with_th
     bug = Buggy(-1)
     monkeypatch.setattr(sending, "announcement", bug)
     sender = pair.send(deadline_seconds=RARELY_SECONDS, retry_seconds=(0.01,))
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     await pair.until(lambda: bug.called_count > 2)
     look(sender, count=LOOKS_PER_DEADLINE + 3)
@@ -1053,7 +1053,7 @@ async def test_what_is_sent_measures_the_node_s_link(make: Callable[..., Pair]) 
     sender = pair.send()
     for step in range(1, ENOUGH_TRANSFERS + 1):
         assert pair.pacer.bytes_per_second is None
-        pair.hear(step - 1 or -1, step)
+        pair.apply_announcement(step - 1 or -1, step)
         await pair.capture(step)
         await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
         await pair.until(lambda: sender.queue is None)
@@ -1075,7 +1075,7 @@ async def test_a_transfer_that_ends_before_it_sends_no_longer_counts_for_the_lin
 
     monkeypatch.setattr(transfers, "send_chunks", breaks)
     pair.send()
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     await tries.wait()
     await pair.stop_sending()
@@ -1091,7 +1091,7 @@ async def test_a_holder_is_called_slow_until_a_shard_of_its_own_was_not(
     pair.pacer.current = pacer
     pair.shard.record_slow_link(HOLDER, "its link carries 1 MB/s")
     sender = pair.send()
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     await pair.until(lambda: sender.queue is None)
@@ -1153,7 +1153,7 @@ async def test_time_in_which_a_pacer_holds_pieces_back_is_none_of_the_link_s() -
 async def test_a_holder_is_not_silent_while_the_pacer_holds_its_chunks_back(pair: Pair) -> None:
     pacer = pair.pacer.current = Held()
     sender = pair.send(deadline_seconds=RARELY_SECONDS)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     await pacer.asked.wait()
     assert sender.queue is not None
@@ -1169,7 +1169,7 @@ async def test_a_holder_is_not_silent_while_the_pacer_holds_its_chunks_back(pair
 async def test_a_slot_is_granted_anew_at_once_while_the_pacer_holds_its_chunks_back(pair: Pair) -> None:
     pacer = pair.pacer.current = Held()
     pair.send()
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     await pacer.asked.wait()
     assert (
@@ -1180,7 +1180,7 @@ async def test_a_slot_is_granted_anew_at_once_while_the_pacer_holds_its_chunks_b
     )
     pair.shard.forget(Step(1))
     pacer.gate.set()
-    pair.hear(-1, 2)
+    pair.apply_announcement(-1, 2)
     await pair.capture(2)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert set(pair.held()) == {2}
@@ -1192,13 +1192,13 @@ async def test_a_holder_that_is_out_of_view_and_keeps_up_returns_with_the_next_c
     The next commit returns the holder to the view.
     """
     pair.shard.drop(HOLDER)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     assert pair.shard.core.vote is Vote.ACKED
     pair.send()
     await pair.until(lambda: (HOLDER, 1) in pair.shard.core.held)
     assert pair.shard.core.view == frozenset()
-    pair.hear(1, 2)
+    pair.apply_announcement(1, 2)
     assert pair.shard.core.view == {HOLDER}
 
 
@@ -1208,7 +1208,7 @@ async def test_a_holder_makes_its_slots_before_the_first_shard_comes(pair: Pair)
     await pair.until(lambda: pair.holder_states() == [SlotState.EMPTY] * 2)
     files = [slot.file for slot in pair.holder_store.shards[RANK]]
     for step in (1, 2, 3):
-        pair.hear(step - 1 or -1, step)
+        pair.apply_announcement(step - 1 or -1, step)
         await pair.capture(step)
         await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert set(pair.held()) == {2, 3}
@@ -1268,7 +1268,7 @@ async def test_a_holder_that_is_long_in_making_a_slot_for_what_comes_is_not_take
     pair: Pair, slow: asyncio.Event
 ) -> None:
     pair.send(deadline_seconds=0.2)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     voted = asyncio.create_task(pair.until(lambda: pair.shard.core.vote is Vote.ACKED))
     await asyncio.wait([voted], timeout=1.0)  # one second is several times the holder's deadline
@@ -1374,7 +1374,7 @@ async def test_a_holder_whose_wire_damages_everything_is_dropped_however_much_is
 
     pair.receiver.replica = pair.receiver.stream = damaged  # type: ignore[method-assign]
     pair.send(deadline_seconds=0.5)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert pair.shard.core.view == frozenset()
@@ -1387,7 +1387,7 @@ async def test_an_owner_says_in_the_holders_words_why_it_is_out_of_view_and_forg
     pair = make(holder_memory_bytes=5000)
     pair.listen()
     pair.send(deadline_seconds=0.3)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     await pair.capture(1)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert pair.shard.core.view == frozenset()
@@ -1395,7 +1395,7 @@ async def test_an_owner_says_in_the_holders_words_why_it_is_out_of_view_and_forg
         "it refuses step 1: slots need 10,000 bytes of host memory and 5,000 bytes are there"
         in pair.shard.holder_troubles[HOLDER]
     )
-    pair.hear(1, 2)
+    pair.apply_announcement(1, 2)
     pair.holder_store.memory_bytes = 1 << 20
     await pair.until(lambda: pair.shard.core.view == {HOLDER})
     assert pair.shard.holder_troubles == {}

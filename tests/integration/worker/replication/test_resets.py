@@ -133,7 +133,7 @@ async def test_a_stream_that_is_reset_anywhere_goes_on_behind_the_chunks_that_we
     pair.listen()
     wire = Wire(pair, chunk, POSITIONS[position](min(CHUNK, PAYLOAD - chunk * CHUNK)))
     pair.send(deadline_seconds=RARELY_SECONDS, dialler=wire)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     capture = await pair.begin_capture(1)
     capture.write(PAYLOAD, DATA)
     await capture.seal()

@@ -54,7 +54,7 @@ class Node:
             self.id,
             tree=self.network.tree,
             state=lambda: (self.state,),
-            hear=self._hear,
+            apply_announcement=self._hear,
             deadline_seconds=self.network.deadline_seconds,
             delays=self.network.delays,
         )
@@ -477,7 +477,7 @@ async def test_what_was_overtaken_or_is_of_an_earlier_term_is_not_heeded() -> No
         NodeId("i-1"),
         tree=tree,
         state=lambda: (),
-        hear=lambda announcement: heard.append(announcement.proposed),
+        apply_announcement=lambda announcement: heard.append(announcement.proposed),
         deadline_seconds=30.0,
     )
     running = asyncio.create_task(member.run(dial, patience_seconds=30.0, is_restarted=False))
@@ -499,7 +499,7 @@ async def test_a_part_that_begins_again_has_not_been_heard_meanwhile() -> None:
 
     tree = RoundTree.of(NodeId("i-0"), {NodeId("i-0"): [Rank(0)], NodeId("i-1"): [Rank(1)]})
     member = RoundMember(
-        GENERATION, NodeId("i-1"), tree=tree, state=lambda: (), hear=lambda _: None, deadline_seconds=30.0
+        GENERATION, NodeId("i-1"), tree=tree, state=lambda: (), apply_announcement=lambda _: None, deadline_seconds=30.0
     )
     since = set()
     for _ in range(2):

@@ -58,7 +58,7 @@ async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     # Two streams share the slow link, so their first chunks are incomplete for about 2 s. The sender must therefore
     # count the bytes of unfinished chunks, or the holder would seem silent.
     sender.stream_count = replace(sender.stream_count, limit=2, count=2, is_settled=True)
-    pair.hear(-1, 1)
+    pair.apply_announcement(-1, 1)
     loopback.limit(4_000_000)
     await pair.capture(1)
     await pair.until(lambda: HOLDER in pair.shard.slow_holders)
@@ -83,7 +83,7 @@ async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     # Send steps until one passes at full rate. Without other load, this is the next step.
     while pair.shard.slow_holders or sender.link.carries:
         step += 1
-        pair.hear(step - 1, step)
+        pair.apply_announcement(step - 1, step)
         await pair.capture(step)
         await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert pair.changes > changes

@@ -96,7 +96,7 @@ def test_what_the_loops_have_counted_is_told_from_nothing_on(service):
         assert of(before, "everstep_reconcile_seconds_count", loop=loop) == 0
         assert of(before, "everstep_reconcile_stale_applies_total", loop=loop) == 0
         assert of(before, "everstep_lease_lost_total", kind=loop) == 0
-    figures = service.services.figures
+    figures = service.services.loop_metrics
     figures.reconciled("job", 0.02)
     figures.was_stale("job")
     figures.lost_lease("fleet")

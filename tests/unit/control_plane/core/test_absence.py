@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from control_plane.core.absence import UNJOINED_SECONDS, Omissions, settled
+from control_plane.core.absence import UNJOINED_SECONDS, Omissions, resolve_absence
 from control_plane.core.observed.nodes import InstanceCondition
 from control_plane.core.timeouts import ladder
 from everstep.protocol.ids import NodeId
@@ -25,7 +25,7 @@ LEASE = TIMEOUTS.lease_seconds
 def test_an_omitted_instance_has_ended_only_without_a_connection_and_after_a_lease_of_silence(
     is_connected: bool, silent_seconds: float, expected: InstanceCondition
 ) -> None:
-    found = settled(
+    found = resolve_absence(
         InstanceCondition.ABSENT, is_connected=is_connected, silent_seconds=silent_seconds, timeouts=TIMEOUTS
     )
     assert found is expected
@@ -69,7 +69,7 @@ def test_answers_must_omit_an_instance_whose_agent_has_not_joined_for_a_long_tim
 def test_an_agent_that_answers_contradicts_the_reported_end_of_its_instance(
     is_connected: bool, silent_seconds: float, expected: InstanceCondition
 ) -> None:
-    found = settled(
+    found = resolve_absence(
         InstanceCondition.ENDED, is_connected=is_connected, silent_seconds=silent_seconds, timeouts=TIMEOUTS
     )
     assert found is expected
@@ -77,4 +77,4 @@ def test_an_agent_that_answers_contradicts_the_reported_end_of_its_instance(
 
 @pytest.mark.parametrize("condition", {InstanceCondition.PRESENT, InstanceCondition.UNKNOWN})
 def test_every_other_condition_needs_no_agent(condition: InstanceCondition) -> None:
-    assert settled(condition, is_connected=True, silent_seconds=0.0, timeouts=TIMEOUTS) is condition
+    assert resolve_absence(condition, is_connected=True, silent_seconds=0.0, timeouts=TIMEOUTS) is condition

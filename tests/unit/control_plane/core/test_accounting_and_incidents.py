@@ -170,8 +170,8 @@ def test_spans_before_the_end_of_the_last_incident_are_settled() -> None:
     closed = replace(opened(200.0, 195.0), state=IncidentState.CLOSED, replaced_at=200.0, restored_at=200.0)
     job = accounting.charge(job, 230, gap_seconds=1000)
     job = follow(job, replace(closed, closed_at=210.0))
-    kept, settled = accounting.settle(replace(job, last_incident_ended_at=210.0))
-    assert [(span.bucket, end) for span, end in settled] == [
+    kept, resolve_absence = accounting.settle(replace(job, last_incident_ended_at=210.0))
+    assert [(span.bucket, end) for span, end in resolve_absence] == [
         (Bucket.TRAIN, 195_000_000),
         (Bucket.DETECT, 200_000_000),
         (Bucket.REWORK, 210_000_000),
@@ -179,16 +179,16 @@ def test_spans_before_the_end_of_the_last_incident_are_settled() -> None:
     assert [(span.bucket, span.start) for span in kept.spans] == [(Bucket.TRAIN, 210_000_000)]
     assert kept.microseconds == job.microseconds
     assert accounting.settle(kept) == (kept, ())
-    assert in_seconds(follow(kept, opened(230.0, 150.0)))["detect"] == 25, "settled time does not change"
+    assert in_seconds(follow(kept, opened(230.0, 150.0)))["detect"] == 25, "resolve_absence time does not change"
 
 
 def test_a_job_keeps_a_limited_number_of_unsettled_spans() -> None:
     job = record()
     for now in range(101, 101 + 3 * accounting.MOST_SPANS):
         job = accounting.charge(job, now, gap_seconds=1000, is_stalled=now % 2 == 0)
-    kept, settled = accounting.settle(job)
+    kept, resolve_absence = accounting.settle(job)
     assert len(kept.spans) == accounting.MOST_SPANS
-    assert len(settled) == 2 * accounting.MOST_SPANS
+    assert len(resolve_absence) == 2 * accounting.MOST_SPANS
     assert accounting.charge(kept, 400, gap_seconds=1000).microseconds == {
         name: spent + (400_000_000 - 292_000_000) * (name == "train") for name, spent in job.microseconds.items()
     }

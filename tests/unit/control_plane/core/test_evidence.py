@@ -9,7 +9,7 @@ from msgspec import structs
 
 from control_plane.accounts.facts import sentence
 from control_plane.core import evidence
-from control_plane.core.evidence import NodeProgress, NodeStanding
+from control_plane.core.evidence import NodeDisposition, NodeProgress
 from control_plane.core.job.progress import MAX_OMITTED, unstored_outputs
 from control_plane.core.job.view import current_reports
 from control_plane.core.observed.facts import AgentSilent, InstanceEnded, OutOfView, Recorded
@@ -50,33 +50,33 @@ def judge(
 
 def test_aws_word_is_enough_even_if_the_agent_still_speaks() -> None:
     verdict = judge(node(instance=InstanceCondition.ENDED, ended=InstanceEnded(node_id=NODE, state="shutting-down")))
-    assert (verdict.standing, verdict.cause) == (NodeStanding.GONE, Cause.INSTANCE_TERMINATED)
+    assert (verdict.disposition, verdict.cause) == (NodeDisposition.GONE, Cause.INSTANCE_TERMINATED)
     assert verdict.may_terminate
     assert verdict.is_final
     assert sentence(verdict.evidence) == "EC2 reports i-1 as shutting-down"
 
 
 def test_aws_word_counts_while_blind() -> None:
-    assert judge(node(instance=InstanceCondition.ENDED), silence(1), is_blind=True).standing is NodeStanding.GONE
+    assert judge(node(instance=InstanceCondition.ENDED), silence(1), is_blind=True).disposition is NodeDisposition.GONE
 
 
 def test_an_agent_that_speaks_is_alive_whatever_its_peers_say() -> None:
-    assert judge(node(), None, out_of_view=True).standing is NodeStanding.ALIVE
+    assert judge(node(), None, out_of_view=True).disposition is NodeDisposition.ALIVE
 
 
 @pytest.mark.parametrize(
     ("seconds", "out_of_view", "is_blind", "expected"),
     [
-        (4, False, False, NodeStanding.UNCLEAR),
-        (4, True, False, NodeStanding.GONE),
-        (3, True, False, NodeStanding.UNCLEAR),
-        (60, False, False, NodeStanding.UNCLEAR),
-        (61, False, False, NodeStanding.GONE),
-        (61, True, True, NodeStanding.UNCLEAR),
+        (4, False, False, NodeDisposition.UNCLEAR),
+        (4, True, False, NodeDisposition.GONE),
+        (3, True, False, NodeDisposition.UNCLEAR),
+        (60, False, False, NodeDisposition.UNCLEAR),
+        (61, False, False, NodeDisposition.GONE),
+        (61, True, True, NodeDisposition.UNCLEAR),
     ],
 )
 def test_silence_needs_a_second_class_or_time(
-    seconds: float, out_of_view: bool, is_blind: bool, expected: NodeStanding
+    seconds: float, out_of_view: bool, is_blind: bool, expected: NodeDisposition
 ) -> None:
     verdict = judge(
         node(is_connected=False, silent_seconds=max(seconds, 4)),
@@ -84,7 +84,7 @@ def test_silence_needs_a_second_class_or_time(
         out_of_view=out_of_view,
         is_blind=is_blind,
     )
-    assert verdict.standing is expected
+    assert verdict.disposition is expected
     assert not verdict.may_terminate
     assert not verdict.is_final
     assert isinstance(verdict.evidence, AgentSilent)
@@ -100,8 +100,8 @@ def test_a_step_of_the_wall_clock_makes_no_silence_longer() -> None:
     verdict = evidence.judge(
         quiet, silence=silence(1.2), out_of_view=False, is_blind=False, now=NOW + 65, timeouts=LADDER
     )
-    assert (verdict.standing, sentence(verdict.evidence)) == (
-        NodeStanding.UNCLEAR,
+    assert (verdict.disposition, sentence(verdict.evidence)) == (
+        NodeDisposition.UNCLEAR,
         "the agent of i-1 was silent for 3.2 s",
     )
 
@@ -109,23 +109,25 @@ def test_a_step_of_the_wall_clock_makes_no_silence_longer() -> None:
 @pytest.mark.parametrize(
     ("seconds", "is_blind", "expected"),
     [
-        (2, False, NodeStanding.ALIVE),
-        (3, False, NodeStanding.UNCLEAR),
-        (4, False, NodeStanding.GONE),
-        (4, True, NodeStanding.UNCLEAR),
+        (2, False, NodeDisposition.ALIVE),
+        (3, False, NodeDisposition.UNCLEAR),
+        (4, False, NodeDisposition.GONE),
+        (4, True, NodeDisposition.UNCLEAR),
     ],
 )
 def test_a_status_check_that_fails_is_the_second_class_of_a_silence(
-    seconds: float, is_blind: bool, expected: NodeStanding
+    seconds: float, is_blind: bool, expected: NodeDisposition
 ) -> None:
     ill = node(
-        is_connected=False, silent_seconds=max(seconds, 2), complaint="EC2 reports its system status check as impaired"
+        is_connected=False,
+        silent_seconds=max(seconds, 2),
+        failed_status_check="EC2 reports its system status check as impaired",
     )
     verdict = judge(replace(ill, silent_seconds=4.0) if seconds == 3 else ill, silence(seconds), is_blind=is_blind)
-    assert verdict.standing is expected
+    assert verdict.disposition is expected
     assert not verdict.may_terminate, "EC2 does not say that it ended"
     assert not verdict.is_final
-    if expected is NodeStanding.GONE:
+    if expected is NodeDisposition.GONE:
         assert (
             sentence(verdict.evidence)
             == "the agent of i-1 was silent for 4.0 s and EC2 reports its system status check as impaired"
@@ -133,7 +135,10 @@ def test_a_status_check_that_fails_is_the_second_class_of_a_silence(
 
 
 def test_a_status_check_that_fails_on_a_node_that_speaks_means_nothing() -> None:
-    assert judge(node(complaint="EC2 reports its instance status check as impaired")).standing is NodeStanding.ALIVE
+    assert (
+        judge(node(failed_status_check="EC2 reports its instance status check as impaired")).disposition
+        is NodeDisposition.ALIVE
+    )
 
 
 def test_a_typed_fault_of_the_live_agent_is_its_own_word() -> None:
@@ -142,7 +147,7 @@ def test_a_typed_fault_of_the_live_agent_is_its_own_word() -> None:
         job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, faults=(fault,)
     )
     verdict = judge(node(member=member))
-    assert (verdict.standing, verdict.cause, verdict.may_terminate) == (NodeStanding.GONE, Cause.NODE_FAULT, True)
+    assert (verdict.disposition, verdict.cause, verdict.may_terminate) == (NodeDisposition.GONE, Cause.NODE_FAULT, True)
 
 
 def track(known: tuple[AgentSilence, ...], seen: NodeObserved, boundary: int) -> tuple[AgentSilence, ...]:
@@ -190,7 +195,7 @@ def test_steps_after_its_last_word_spoke_for_a_node_that_is_given_up(stepped_at:
     verdict = evidence.judge(
         quiet, silence=silence(4), stepped_at=stepped_at, out_of_view=True, is_blind=False, now=NOW, timeouts=LADDER
     )
-    assert (verdict.standing, verdict.since) == (NodeStanding.GONE, since)
+    assert (verdict.disposition, verdict.since) == (NodeDisposition.GONE, since)
 
 
 def test_a_silence_is_followed_before_it_counts() -> None:
@@ -199,13 +204,13 @@ def test_a_silence_is_followed_before_it_counts() -> None:
     If the ranks finish steps during the silence, only the agent has died, and the job keeps the node.
     """
     (followed,) = track((), node(silent_seconds=2.1), 5)
-    assert judge(node(silent_seconds=2.1), followed, out_of_view=True).standing is NodeStanding.ALIVE
+    assert judge(node(silent_seconds=2.1), followed, out_of_view=True).disposition is NodeDisposition.ALIVE
     (renewed,) = track((followed,), node(silent_seconds=3.2), 9)
-    assert judge(node(silent_seconds=3.2), renewed, out_of_view=True).standing is NodeStanding.UNCLEAR
+    assert judge(node(silent_seconds=3.2), renewed, out_of_view=True).disposition is NodeDisposition.UNCLEAR
     (stalled,) = track((followed,), node(silent_seconds=3.2), 5)
     assert (
-        judge(node(silent_seconds=3.2), replace(stalled, since=NOW - 3.2), out_of_view=True).standing
-        is NodeStanding.GONE
+        judge(node(silent_seconds=3.2), replace(stalled, since=NOW - 3.2), out_of_view=True).disposition
+        is NodeDisposition.GONE
     )
 
 
@@ -221,11 +226,13 @@ def test_a_word_ends_a_silence() -> None:
 def test_a_silent_agent_vouches_for_its_shards_only_while_steps_are_committed() -> None:
     silent, heard = node(silent_seconds=3.1), replace(node(silent_seconds=3.0), node_id=NodeId("i-2"))
 
-    def unvouched(committed_at: float | None) -> frozenset[NodeId]:
-        return evidence.unvouched((silent, heard), committed_at=committed_at, now=NOW, timeouts=LADDER)
+    def silent_without_commit(committed_at: float | None) -> frozenset[NodeId]:
+        return evidence.silent_without_commit((silent, heard), committed_at=committed_at, now=NOW, timeouts=LADDER)
 
-    assert unvouched(NOW - 3.1) == unvouched(None) == {NODE}
-    assert unvouched(NOW - 3.0) == frozenset(), "a commit has the vote of every owner, whoever the control plane hears"
+    assert silent_without_commit(NOW - 3.1) == silent_without_commit(None) == {NODE}
+    assert silent_without_commit(NOW - 3.0) == frozenset(), (
+        "a commit has the vote of every owner, whoever the control plane hears"
+    )
 
 
 def test_a_fleet_is_blind_when_most_of_three_or_more_are_silent() -> None:
@@ -262,7 +269,7 @@ def impairment(since: float, *, stepped: float = 0.0, is_out_of_view: bool = Tru
 
 
 def judge_training(
-    seen: NodeObserved, each: Impairment | None, *, is_blind: bool = False, is_blamed: bool = True
+    seen: NodeObserved, each: Impairment | None, *, is_blind: bool = False, is_first_to_leave: bool = True
 ) -> evidence.NodeVerdict:
     return evidence.judge(
         seen,
@@ -273,27 +280,27 @@ def judge_training(
         timeouts=LADDER,
         impairment=each,
         is_training=True,
-        is_blamed=is_blamed,
+        is_first_to_leave=is_first_to_leave,
     )
 
 
 @pytest.mark.parametrize(
-    ("stepped", "standing"),
+    ("stepped", "disposition"),
     [
-        (0.0, NodeStanding.IMPAIRED),
-        (LADDER.exclude_seconds, NodeStanding.IMPAIRED),
-        (LADDER.exclude_seconds + 1, NodeStanding.GONE),
+        (0.0, NodeDisposition.IMPAIRED),
+        (LADDER.exclude_seconds, NodeDisposition.IMPAIRED),
+        (LADDER.exclude_seconds + 1, NodeDisposition.GONE),
     ],
 )
-def test_a_typed_fault_ends_nobodys_use_while_steps_advance(stepped: float, standing: NodeStanding) -> None:
+def test_a_typed_fault_ends_nobodys_use_while_steps_advance(stepped: float, disposition: NodeDisposition) -> None:
     verdict = judge_training(node(faults=(LOST,)), impairment(stepped, stepped=stepped, is_out_of_view=False))
-    assert (verdict.standing, verdict.remedy, verdict.may_terminate) == (standing, Remedy.REPLACE, True)
-    assert verdict.is_final is (standing is NodeStanding.GONE)
+    assert (verdict.disposition, verdict.remedy, verdict.may_terminate) == (disposition, Remedy.REPLACE, True)
+    assert verdict.is_final is (disposition is NodeDisposition.GONE)
     assert verdict.what == "gpu_lost"
 
 
 def test_a_typed_fault_takes_a_member_from_no_launch_unless_it_can_promise_nothing() -> None:
-    def standing(seen: NodeObserved) -> NodeStanding:
+    def disposition(seen: NodeObserved) -> NodeDisposition:
         return evidence.judge(
             seen,
             silence=None,
@@ -303,32 +310,35 @@ def test_a_typed_fault_takes_a_member_from_no_launch_unless_it_can_promise_nothi
             timeouts=LADDER,
             impairment=impairment(500.0, stepped=500.0),
             is_launching=True,
-        ).standing
+        ).disposition
 
     stuck = NodeFault(code="ranks_not_gone", message="pid 7", is_permanent=False)
     member = MemberReport(
         job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, faults=(stuck,)
     )
-    assert [standing(node(faults=(LOST,))), standing(node(member=member))] == [NodeStanding.IMPAIRED, NodeStanding.GONE]
+    assert [disposition(node(faults=(LOST,))), disposition(node(member=member))] == [
+        NodeDisposition.IMPAIRED,
+        NodeDisposition.GONE,
+    ]
 
 
 def test_a_typed_fault_is_believed_of_a_live_agent_alone() -> None:
-    assert judge(node(faults=(LOST,))).standing is NodeStanding.GONE
-    assert judge(node(faults=(LOST,), silent_seconds=4.0), silence(4)).standing is NodeStanding.UNCLEAR
+    assert judge(node(faults=(LOST,))).disposition is NodeDisposition.GONE
+    assert judge(node(faults=(LOST,), silent_seconds=4.0), silence(4)).disposition is NodeDisposition.UNCLEAR
 
 
 @pytest.mark.parametrize(
-    ("since", "stepped", "standing"),
+    ("since", "stepped", "disposition"),
     [
-        (60, 0, NodeStanding.UNCLEAR),
-        (61, 0, NodeStanding.IMPAIRED),
-        (200, 60, NodeStanding.IMPAIRED),
-        (200, 61, NodeStanding.GONE),
+        (60, 0, NodeDisposition.UNCLEAR),
+        (61, 0, NodeDisposition.IMPAIRED),
+        (200, 60, NodeDisposition.IMPAIRED),
+        (200, 61, NodeDisposition.GONE),
     ],
 )
-def test_a_holder_out_of_view_is_left_after_t_max(since: float, stepped: float, standing: NodeStanding) -> None:
+def test_a_holder_out_of_view_is_left_after_t_max(since: float, stepped: float, disposition: NodeDisposition) -> None:
     verdict = judge_training(node(), impairment(since, stepped=stepped))
-    assert verdict.standing is standing
+    assert verdict.disposition is disposition
     assert not verdict.may_terminate
     assert not verdict.is_final, "it may hold what nobody else has"
     assert isinstance(verdict.evidence, OutOfView)
@@ -336,12 +346,12 @@ def test_a_holder_out_of_view_is_left_after_t_max(since: float, stepped: float, 
 
 def test_a_holder_out_of_view_is_no_evidence_while_blind_or_not_blamed_or_while_nothing_trains() -> None:
     each = impairment(100)
-    assert judge_training(node(), each, is_blind=True).standing is NodeStanding.ALIVE
-    assert judge_training(node(), each, is_blamed=False).standing is NodeStanding.ALIVE
+    assert judge_training(node(), each, is_blind=True).disposition is NodeDisposition.ALIVE
+    assert judge_training(node(), each, is_first_to_leave=False).disposition is NodeDisposition.ALIVE
     idle = evidence.judge(
         node(), silence=None, out_of_view=True, is_blind=False, now=NOW, timeouts=LADDER, impairment=each
     )
-    assert idle.standing is NodeStanding.ALIVE
+    assert idle.disposition is NodeDisposition.ALIVE
 
 
 def follow(
@@ -453,14 +463,14 @@ def test_an_agent_speaks_about_its_own_ranks_only() -> None:
 def test_of_two_that_blame_each_other_one_is_left_and_not_the_partner_of_one_that_was_left() -> None:
     a, b, c = (NodeObserved(node_id=NodeId(name)) for name in "abc")
     mutual = {NodeId("a"): owner(0, ("a", "b"), ("a",)), NodeId("b"): owner(1, ("b", "a"), ("b",))}
-    assert evidence.blamed(mutual, (a, b)) == "b"
+    assert evidence.first_to_leave(mutual, (a, b)) == "b"
     line = Implication(
         node_id=NodeId("a"), incident_id="inc-1", at=0.0, what="node_unreachable", evidence=Recorded(text="words")
     )
-    assert evidence.blamed(mutual, (replace(a, history=(line,)), b)) == "a", "it has lost its second partner"
+    assert evidence.first_to_leave(mutual, (replace(a, history=(line,)), b)) == "a", "it has lost its second partner"
     two = {**mutual, NodeId("c"): owner(2, ("c", "a"), ("c",))}
-    assert evidence.blamed(two, (a, b, c)) == "a", "most others have lost it"
-    assert evidence.blamed({}, (a, b)) is None
+    assert evidence.first_to_leave(two, (a, b, c)) == "a", "most others have lost it"
+    assert evidence.first_to_leave({}, (a, b)) is None
 
 
 def test_of_three_the_coordinator_is_not_blamed_and_of_two_the_last() -> None:
@@ -468,8 +478,8 @@ def test_of_three_the_coordinator_is_not_blamed_and_of_two_the_last() -> None:
     status = RoundStatus(committed=Step(9), proposed=Step(10), boundary=Step(10), committed_at_seconds=0.0)
     coordinator = structs.replace(owner(1, ("b", "a"), ("b",)), round=status)
     mutual = {NodeId("a"): owner(0, ("a", "b"), ("a",)), NodeId("b"): coordinator}
-    assert evidence.blamed(mutual, (a, b)) == "b"
-    assert evidence.blamed(mutual, (a, b, c)) == "a"
+    assert evidence.first_to_leave(mutual, (a, b)) == "b"
+    assert evidence.first_to_leave(mutual, (a, b, c)) == "a"
 
 
 @pytest.mark.parametrize(("place", "root"), [(0, 0), (1, 0), (3, 0), (0, 1), (1, 1), (3, 1), (0, 3)])
@@ -500,7 +510,7 @@ def test_of_a_parity_group_whose_members_all_report_each_other_the_silent_one_is
         )
 
     observed = [NodeObserved(node_id=node) for node in ids]
-    assert evidence.blamed({node: report(node) for node in ids}, observed) == cut
+    assert evidence.first_to_leave({node: report(node) for node in ids}, observed) == cut
 
 
 @pytest.mark.security

@@ -10,7 +10,7 @@ from msgspec import structs
 from control_plane.accounts.facts import sentence
 from control_plane.core import breakers, faults, launch, members, witnesses
 from control_plane.core.breakers import BreakerCourse
-from control_plane.core.evidence import NodeStanding, NodeVerdict
+from control_plane.core.evidence import NodeDisposition, NodeVerdict
 from control_plane.core.observed.facts import CutOff
 from control_plane.core.observed.incidents import FailureRecord
 from control_plane.core.observed.jobs import AgentSilence
@@ -103,7 +103,7 @@ def test_of_ranks_that_failed_at_the_same_time_the_lowest_is_the_fault() -> None
 
 
 def verdict(node: NodeId, **changes: object) -> NodeVerdict:
-    values: dict[str, object] = {"standing": NodeStanding.GONE, "is_final": True, "since": 50.0, **changes}
+    values: dict[str, object] = {"disposition": NodeDisposition.GONE, "is_final": True, "since": 50.0, **changes}
     return NodeVerdict(node_id=node, **values)  # type: ignore[arg-type]
 
 
@@ -150,8 +150,12 @@ def test_a_loss_without_a_known_begin_dates_from_the_last_report(heard_at: float
 def test_a_member_that_the_fleet_has_removed_is_lost_and_keeps_earlier_evidence() -> None:
     earlier = verdict(NodeId("a"), is_final=False, cause=Cause.NODE_FAULT)
     assert faults.gone(earlier) == replace(earlier, is_final=True)
-    removed = faults.gone(replace(earlier, standing=NodeStanding.ALIVE))
-    assert (removed.standing, removed.cause, removed.is_final) == (NodeStanding.GONE, Cause.INSTANCE_TERMINATED, True)
+    removed = faults.gone(replace(earlier, disposition=NodeDisposition.ALIVE))
+    assert (removed.disposition, removed.cause, removed.is_final) == (
+        NodeDisposition.GONE,
+        Cause.INSTANCE_TERMINATED,
+        True,
+    )
 
 
 @pytest.mark.parametrize(

@@ -1118,7 +1118,7 @@ def test_empty_places_are_followed(before, missing: int, joined: int, after, fil
 def test_a_silent_spare_whose_status_check_fails_is_no_spare() -> None:
     observed = seen([row("i1"), row("i2"), row("i3"), row("i4")], [], desired=4, silent=("i1", "i2"))
     ill = {
-        node_id: replace(node, complaint="EC2 reports its system status check as impaired")
+        node_id: replace(node, failed_status_check="EC2 reports its system status check as impaired")
         for node_id, node in observed.nodes.items()
     }
     decision = decide(replace(observed, nodes={**ill, NodeId("i2"): observed.nodes[NodeId("i2")]}))
@@ -1205,7 +1205,7 @@ def test_the_note_of_a_person_does_not_lift_the_hourly_limit(note: str) -> None:
 
 
 def test_a_node_that_its_job_left_for_a_notice_does_not_count_towards_the_hourly_limit() -> None:
-    left = GivenUp(job="a", remedy=Remedy.LET_GO, because=Recorded(text="any words"))
+    left = GivenUp(job="a", remedy=Remedy.TERMINATE, because=Recorded(text="any words"))
     rows = [row("i1", NodeState.DRAINING, reason=left), row("i2"), row("i3")]
     limited = replace(SPEC, max_replacements_per_hour=1)
     assert ended(decide(seen(rows, [], replaced=(NOW - 10,)), limited)) == ["i1"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from control_plane.core.evidence import NodeStanding
+from control_plane.core.evidence import NodeDisposition
 from control_plane.core.job import view
 from control_plane.core.observed.facts import NOTHING
 from control_plane.core.observed.incidents import IncidentRecord, RestartsRanks
@@ -376,25 +376,27 @@ def test_no_step_is_expected_of_an_impaired_member_in_a_rehearsal(
 
 
 @pytest.mark.parametrize(
-    ("record", "members", "changes", "standing"),
+    ("record", "members", "changes", "disposition"),
     [
-        pytest.param({}, (report(0), report(1)), {}, NodeStanding.GONE, id="training"),
-        pytest.param({}, (report(0, SUCCESS), report(1, SUCCESS)), {}, NodeStanding.IMPAIRED, id="training is over"),
-        pytest.param({}, (report(0), report(1)), {"is_fleet_blind": True}, NodeStanding.IMPAIRED, id="fleet is silent"),
-        pytest.param({"state": JobState.PREPARING}, (), {}, NodeStanding.IMPAIRED, id="launching"),
-        pytest.param({"state": JobState.QUEUED}, (), {}, NodeStanding.GONE, id="not launched"),
+        pytest.param({}, (report(0), report(1)), {}, NodeDisposition.GONE, id="training"),
+        pytest.param({}, (report(0, SUCCESS), report(1, SUCCESS)), {}, NodeDisposition.IMPAIRED, id="training is over"),
+        pytest.param(
+            {}, (report(0), report(1)), {"is_fleet_blind": True}, NodeDisposition.IMPAIRED, id="fleet is silent"
+        ),
+        pytest.param({"state": JobState.PREPARING}, (), {}, NodeDisposition.IMPAIRED, id="launching"),
+        pytest.param({"state": JobState.QUEUED}, (), {}, NodeDisposition.GONE, id="not launched"),
     ],
 )
 def test_a_node_with_an_old_fault_is_lost_unless_no_step_is_expected(
-    record: dict[str, Any], members: tuple[MemberReport, ...], changes: dict[str, Any], standing: NodeStanding
+    record: dict[str, Any], members: tuple[MemberReport, ...], changes: dict[str, Any], disposition: NodeDisposition
 ) -> None:
     seen = made({"impairments": (IMPAIRED,), **record}, *members, **changes).seen
     nodes = {**seen.nodes, ONE: replace(seen.nodes[ONE], faults=(FAULT,))}
     found = view.view_of(NOW, SPEC, replace(seen, nodes=nodes), POLICY, seen.record)
-    assert (found.verdicts[ONE].standing, found.verdicts[TWO].standing) == (standing, NodeStanding.ALIVE)
+    assert (found.verdicts[ONE].disposition, found.verdicts[TWO].disposition) == (disposition, NodeDisposition.ALIVE)
 
 
 def test_of_two_members_that_do_not_reach_each_other_one_is_blamed() -> None:
     found = made({}, report(0, silent_peers=(TWO,)), report(1, silent_peers=(ONE,))).verdicts
-    assert found[ONE].standing is NodeStanding.ALIVE
-    assert found[TWO].standing is not NodeStanding.ALIVE
+    assert found[ONE].disposition is NodeDisposition.ALIVE
+    assert found[TWO].disposition is not NodeDisposition.ALIVE

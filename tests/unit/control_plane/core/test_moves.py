@@ -13,7 +13,7 @@ from msgspec import structs
 
 from control_plane.accounts.responses import checkpoint_wait
 from control_plane.core import moves
-from control_plane.core.evidence import NodeStanding, NodeVerdict
+from control_plane.core.evidence import NodeDisposition, NodeVerdict
 from control_plane.core.observed.facts import NodeRequest, Recorded, Requested
 from control_plane.core.observed.jobs import Departure
 from control_plane.core.observed.nodes import Cause, InstanceCondition, NodeObserved, Notice, Remedy
@@ -87,7 +87,7 @@ def node(name: NodeId, *announced: Notice, **changes: object) -> NodeObserved:
 def impaired(node_id: NodeId, *, remedy: Remedy = Remedy.REBOOT) -> NodeVerdict:
     return NodeVerdict(
         node_id=node_id,
-        standing=NodeStanding.IMPAIRED,
+        disposition=NodeDisposition.IMPAIRED,
         evidence=Recorded(text="words"),
         cause=Cause.NODE_FAULT,
         remedy=remedy,
@@ -104,7 +104,7 @@ def wanted(
 ) -> tuple[Departure, ...]:
     nodes = {name: node(name, *([announced[place]] if place in announced else [])) for place, name in enumerate(NODES)}
     verdicts = {
-        name: impaired(name) if place in wounded else NodeVerdict(node_id=name, standing=NodeStanding.ALIVE)
+        name: impaired(name) if place in wounded else NodeVerdict(node_id=name, disposition=NodeDisposition.ALIVE)
         for place, name in enumerate(NODES)
     }
     return moves.wanted(known, NODES, verdicts, nodes, now=NOW, not_before=not_before)
@@ -317,7 +317,7 @@ def test_whom_aws_takes_goes_first_and_waits_for_no_other_s_successor() -> None:
 
 def test_a_node_that_aws_takes_and_that_has_something_wrong_is_left_for_what_cannot_wait() -> None:
     (move,) = wanted({1: spot(120)}, wounded=(1,))
-    assert (move.cause, move.remedy, move.ends_at) == (Cause.NOTICE, Remedy.LET_GO, NOW + 120)
+    assert (move.cause, move.remedy, move.ends_at) == (Cause.NOTICE, Remedy.TERMINATE, NOW + 120)
     assert moves.fault(move, NOW, NOW).implicates is None, "what AWS does speaks against nobody"
 
 
@@ -335,7 +335,7 @@ def test_once_a_stop_is_asked_for_nobody_is_added_and_nobody_spared() -> None:
 
 def test_a_node_that_a_person_wants_is_left_after_what_is_wrong_and_never_lent() -> None:
     asked = node(NODES[1], request=DRAIN)
-    fine = NodeVerdict(node_id=NODES[1], standing=NodeStanding.ALIVE)
+    fine = NodeVerdict(node_id=NODES[1], disposition=NodeDisposition.ALIVE)
     (move,) = moves.wanted((), NODES[1:2], {NODES[1]: fine}, {NODES[1]: asked}, now=NOW, not_before=0.0)
     assert (move.cause, move.remedy, move.evidence, move.ends_at) == (
         Cause.REQUESTED,
@@ -353,7 +353,7 @@ def test_a_node_that_a_person_wants_is_left_after_what_is_wrong_and_never_lent()
 
 @pytest.mark.parametrize(("remedy", "is_left"), [(Remedy.RETIRE, True), (Remedy.HOLD, False), (None, False)])
 def test_of_lost_members_only_those_to_retire_are_left_as_planned(remedy: Remedy | None, is_left: bool) -> None:
-    gone = NodeVerdict(node_id=NODES[1], standing=NodeStanding.GONE, remedy=remedy)
+    gone = NodeVerdict(node_id=NODES[1], disposition=NodeDisposition.GONE, remedy=remedy)
     found = moves.wanted((), NODES[1:2], {NODES[1]: gone}, {NODES[1]: node(NODES[1])}, now=NOW, not_before=0.0)
     assert bool(found) is is_left
 

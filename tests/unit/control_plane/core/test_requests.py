@@ -65,8 +65,8 @@ def test_a_held_node_is_ended_or_kept(asked: NodeRequest, is_possible: bool) -> 
 
 
 def test_one_thing_at_a_time() -> None:
-    standing = replace(ASSIGNED, request=DRAIN)
-    assert refusal(DRAIN, standing) == ""
+    disposition = replace(ASSIGNED, request=DRAIN)
+    assert refusal(DRAIN, disposition) == ""
     assert "already has a pending request: drain; cancel it with everstep nodes release i-1" in refusal(
-        REBOOT, standing
+        REBOOT, disposition
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from control_plane.core.evidence import NodeStanding, NodeVerdict
+from control_plane.core.evidence import NodeDisposition, NodeVerdict
 from control_plane.core.incidents import Fault
 from control_plane.core.job import losses, restart
 from control_plane.core.job.view import JobView
@@ -74,7 +74,7 @@ def test_a_node_whose_end_is_announced_is_excluded_after_an_agreed_stop(
 ) -> None:
     view = made({"state": state, "moves": (departure(TWO, cause, asked_at=1.0),)}, *members)
     if ended:
-        gone = NodeVerdict(node_id=TWO, standing=NodeStanding.GONE, is_final=True)
+        gone = NodeVerdict(node_id=TWO, disposition=NodeDisposition.GONE, is_final=True)
         view = replace(view, verdicts={**view.verdicts, TWO: gone})
     after = restart.start_new_generation(view, (EXIT,), None).record
     assert [each.node_id for each in after.exclusions] == excluded
@@ -178,7 +178,7 @@ def test_a_further_lost_node_can_take_the_last_copy_of_a_shard(fault: Fault, cau
     assert restart.with_incident(made({"incident": opened}, plan=None), (fault,), Step(9))[0].record.incident
 
 
-GONE = NodeVerdict(node_id=TWO, standing=NodeStanding.GONE, evidence=NOTHING, cause=Cause.INSTANCE_TERMINATED)
+GONE = NodeVerdict(node_id=TWO, disposition=NodeDisposition.GONE, evidence=NOTHING, cause=Cause.INSTANCE_TERMINATED)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_a_history_of_an_unknown_node_begins_with_its_first_fault() -> None:
     [
         pytest.param({}, (EXIT,), [ONE], id="a fault of a member"),
         pytest.param({}, (replace(LOST, node_id=ONE),), [], id="the fault is known"),
-        pytest.param({"standing": NodeStanding.GONE}, (EXIT,), [], id="the member is lost"),
+        pytest.param({"disposition": NodeDisposition.GONE}, (EXIT,), [], id="the member is lost"),
         pytest.param({"may_terminate": False}, (EXIT,), [], id="a fault that may pass"),
         pytest.param({"node_id": TWO}, (EXIT,), [], id="no report"),
     ],
@@ -278,7 +278,7 @@ def test_a_history_of_an_unknown_node_begins_with_its_first_fault() -> None:
 def test_faults_that_members_report_may_have_caused_the_incident(
     changes: dict[str, Any], known: tuple[Fault, ...], seen_on: list[NodeId]
 ) -> None:
-    values = {"node_id": ONE, "standing": NodeStanding.IMPAIRED, "cause": Cause.NODE_FAULT, "may_terminate": True}
+    values = {"node_id": ONE, "disposition": NodeDisposition.IMPAIRED, "cause": Cause.NODE_FAULT, "may_terminate": True}
     verdict = NodeVerdict(evidence=NOTHING, **{**values, **changes})
     view = replace(made({}, report(0)), verdicts={verdict.node_id: verdict})
     assert [fault.seen_on for fault in losses.reported_besides(view, known)] == [(node,) for node in seen_on]
@@ -302,7 +302,7 @@ def test_an_unusable_node_without_ranks_leaves_at_once(
     record: dict[str, Any], node: NodeId, moves: list[NodeId], excluded: list[NodeId]
 ) -> None:
     view = made(record, *RUNS, assigned=(ONE, TWO, SPARE))
-    verdict = NodeVerdict(node_id=node, standing=NodeStanding.IMPAIRED, evidence=NOTHING, cause=Cause.NODE_FAULT)
+    verdict = NodeVerdict(node_id=node, disposition=NodeDisposition.IMPAIRED, evidence=NOTHING, cause=Cause.NODE_FAULT)
     found = losses.with_departures(replace(view, verdicts={**view.verdicts, node: verdict})).record
     assert [move.node_id for move in found.moves] == moves
     assert [each.node_id for each in found.exclusions] == excluded

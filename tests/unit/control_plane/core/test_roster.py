@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from control_plane.core.evidence import NodeStanding
+from control_plane.core.evidence import NodeDisposition
 from control_plane.core.job import roster
 from control_plane.core.job.view import JobView
 from control_plane.core.observed.facts import NOTHING, Absence, NotPrepared
@@ -152,32 +152,38 @@ def test_a_promise_has_its_time_from_the_first_request() -> None:
 
 
 def departure(name: NodeId, **changes: Any) -> Departure:
-    made = Departure(node_id=name, evidence=NOTHING, cause=Cause.NOTICE, remedy=Remedy.LET_GO, may_terminate=True)
+    made = Departure(node_id=name, evidence=NOTHING, cause=Cause.NOTICE, remedy=Remedy.TERMINATE, may_terminate=True)
     return replace(made, **changes)
 
 
 @pytest.mark.parametrize(
-    ("record", "assigned", "standing", "moves"),
+    ("record", "assigned", "disposition", "moves"),
     [
-        pytest.param({}, (ONE, TWO), NodeStanding.IMPAIRED, 1, id="a faulty member is to leave"),
-        pytest.param({}, (TWO,), NodeStanding.GONE, 0, id="it has left"),
-        pytest.param({"moves": (departure(ONE),)}, (ONE, TWO), NodeStanding.IMPAIRED, 1, id="it already is to leave"),
+        pytest.param({}, (ONE, TWO), NodeDisposition.IMPAIRED, 1, id="a faulty member is to leave"),
+        pytest.param({}, (TWO,), NodeDisposition.GONE, 0, id="it has left"),
         pytest.param(
-            {"moves": (departure(ONE, has_left=True),)}, (ONE, TWO), NodeStanding.IMPAIRED, 2, id="it has come back"
+            {"moves": (departure(ONE),)}, (ONE, TWO), NodeDisposition.IMPAIRED, 1, id="it already is to leave"
         ),
         pytest.param(
-            {"incident": replace(OPEN, kept_instance_ids=(ONE,))}, (ONE, TWO), NodeStanding.GONE, 0, id="kept in vain"
+            {"moves": (departure(ONE, has_left=True),)}, (ONE, TWO), NodeDisposition.IMPAIRED, 2, id="it has come back"
+        ),
+        pytest.param(
+            {"incident": replace(OPEN, kept_instance_ids=(ONE,))},
+            (ONE, TWO),
+            NodeDisposition.GONE,
+            0,
+            id="kept in vain",
         ),
     ],
 )
 def test_a_member_with_a_fault_leaves_or_is_lost(
-    record: dict[str, Any], assigned: tuple[NodeId, ...], standing: NodeStanding, moves: int
+    record: dict[str, Any], assigned: tuple[NodeId, ...], disposition: NodeDisposition, moves: int
 ) -> None:
     view = preparing(node(ONE, faults=(LOST_GPU,)), node(TWO), record=record, assigned=assigned)
     found = roster.with_faulty(view)
-    assert (found.verdicts[ONE].standing, len(found.record.moves)) == (standing, moves)
-    assert found.verdicts[ONE].is_final is (standing is NodeStanding.GONE)
-    assert found.verdicts[TWO].standing is NodeStanding.ALIVE
+    assert (found.verdicts[ONE].disposition, len(found.record.moves)) == (disposition, moves)
+    assert found.verdicts[ONE].is_final is (disposition is NodeDisposition.GONE)
+    assert found.verdicts[TWO].disposition is NodeDisposition.ALIVE
 
 
 def test_a_healthy_member_does_not_hide_the_fault_of_a_later_one() -> None:
@@ -225,7 +231,7 @@ def test_a_node_that_was_given_back_or_leaves_as_planned_is_not_lost() -> None:
         assert incident_of(roster.without_lost(left)).instance_ids == ()
     unheard = NodeObserved(node_id=ONE)
     again = preparing(node(TWO), record={"moves": moves}, nodes={ONE: unheard, TWO: node(TWO)}, assigned=(ONE, TWO))
-    gone = {**again.verdicts, ONE: replace(again.verdicts[ONE], standing=NodeStanding.GONE, is_final=True)}
+    gone = {**again.verdicts, ONE: replace(again.verdicts[ONE], disposition=NodeDisposition.GONE, is_final=True)}
     lost = roster.without_lost(replace(again, verdicts=gone))
     assert incident_of(lost).instance_ids == (ONE,), "it had come back to the job"
 

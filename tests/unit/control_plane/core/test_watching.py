@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from control_plane.core.actions import Decision, Send
-from control_plane.core.evidence import NodeStanding, NodeVerdict
+from control_plane.core.evidence import NodeDisposition, NodeVerdict
 from control_plane.core.job.taken_over import observe_only
 from control_plane.core.job.view import JobView
 from control_plane.core.job.watching import watch
@@ -191,7 +191,7 @@ def test_a_running_job_says_what_it_does(record: dict[str, Any], unclear: bool, 
         members = (RUNS[0], structs.replace(RUNS[1], ranks=ranks))
     view = trains(record, members)
     if unclear:
-        doubt = NodeVerdict(node_id=TWO, standing=NodeStanding.UNCLEAR, evidence=NOTHING)
+        doubt = NodeVerdict(node_id=TWO, disposition=NodeDisposition.UNCLEAR, evidence=NOTHING)
         view = replace(view, verdicts={**view.verdicts, TWO: doubt})
     reason = watch(view).record.reason
     assert reason.what is kind if isinstance(reason, JobNote) else type(reason) is kind
@@ -247,24 +247,24 @@ def test_ranks_of_an_old_generation_end_although_a_person_has_taken_over(
 
 
 @pytest.mark.parametrize(
-    ("standing", "members", "left_alone"),
+    ("disposition", "members", "left_alone"),
     [
-        pytest.param(NodeStanding.ALIVE, RUNS, False, id="sound"),
-        pytest.param(NodeStanding.IMPAIRED, RUNS, True, id="a faulty node"),
-        pytest.param(NodeStanding.GONE, RUNS, True, id="a lost node"),
-        pytest.param(NodeStanding.ALIVE, (RUNS[0], report(1, KILLED)), True, id="a failed rank"),
+        pytest.param(NodeDisposition.ALIVE, RUNS, False, id="sound"),
+        pytest.param(NodeDisposition.IMPAIRED, RUNS, True, id="a faulty node"),
+        pytest.param(NodeDisposition.GONE, RUNS, True, id="a lost node"),
+        pytest.param(NodeDisposition.ALIVE, (RUNS[0], report(1, KILLED)), True, id="a failed rank"),
     ],
 )
 def test_a_job_that_a_person_has_taken_over_says_what_everstep_leaves_alone(
-    standing: NodeStanding, members: tuple[MemberReport, ...], left_alone: bool
+    disposition: NodeDisposition, members: tuple[MemberReport, ...], left_alone: bool
 ) -> None:
     view = trains({"boundary": Step(5)}, members)
-    view = replace(view, verdicts={TWO: NodeVerdict(node_id=TWO, standing=standing, evidence=NOTHING)})
+    view = replace(view, verdicts={TWO: NodeVerdict(node_id=TWO, disposition=disposition, evidence=NOTHING)})
     found = observe_only(view).record
     assert isinstance(found.reason, Observes)
     assert (found.left_alone, found.boundary) == (left_alone, 9)
-    assert found.reason.impaired == ((TWO,) if standing is NodeStanding.IMPAIRED else ())
-    assert found.reason.lost == ((TWO,) if standing is NodeStanding.GONE else ())
+    assert found.reason.impaired == ((TWO,) if disposition is NodeDisposition.IMPAIRED else ())
+    assert found.reason.lost == ((TWO,) if disposition is NodeDisposition.GONE else ())
     assert len(found.reason.exits) == (members is not RUNS)
 
 

@@ -16,7 +16,7 @@ from control_plane.cloud.errors import AccessDenied
 from control_plane.core.observed.spans import Bucket
 from control_plane.core.states import JobState
 from control_plane.db import fleets, incidents, jobs, protection
-from control_plane.loop import standing
+from control_plane.loop import disposition
 from everstep.protocol.agent_messages import ExitClass, Prepare
 from everstep.protocol.ids import Generation
 from tests.postgresql import BOTH_ENGINES
@@ -66,17 +66,17 @@ async def test_a_launch_trains_from_its_first_new_step_on(world: World) -> None:
     for _ in range(10):
         await world.tick()
     job = world.job()
-    assert (standing.secondary_status_of(job), job.accounting.get(Bucket.TRAIN, 0)) == ("Starting", 0)
+    assert (disposition.secondary_status_of(job), job.accounting.get(Bucket.TRAIN, 0)) == ("Starting", 0)
     assert job.reason.startswith("making the first step on i-00000000000000001, ")
     assert job.reason.endswith(" and 1 more")
     assert shown()[-1] == "Starting"
     await world.train(3)
     for _ in range(4):
         await world.tick()
-    assert standing.secondary_status_of(world.job()) == shown()[-1] == "Training"
+    assert disposition.secondary_status_of(world.job()) == shown()[-1] == "Training"
     world.kill_rank(world.team()[2])
     await world.until(lambda: world.job().state == JobState.RUNNING and world.job().generation == 2)
-    assert standing.secondary_status_of(world.job()) == shown()[-1] == "Restarting"
+    assert disposition.secondary_status_of(world.job()) == shown()[-1] == "Restarting"
     await world.train(5)
     await world.until(lambda: not world.job().memo.get("incident"))
     assert shown() == ["Pending", "Starting", "Downloading", "Starting", "Training", "Restarting", "Training"]

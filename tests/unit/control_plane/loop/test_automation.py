@@ -27,7 +27,7 @@ def resume(world: World) -> None:
 
 
 def state_of_fleet(world: World) -> tuple[str, str]:
-    fleet = next(iter(world.runner.observer.read_surroundings("main").fleets.values()))
+    fleet = next(iter(world.runner.observer.read_fleet_rows("main").fleets.values()))
     return fleet.state, sentences(fleet.reasons)
 
 

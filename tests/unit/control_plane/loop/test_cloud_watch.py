@@ -99,20 +99,23 @@ async def test_status_checks_of_a_silent_node_are_asked_every_few_seconds_and_fo
         await world.train(1)
     assert 3 <= len(asked) <= 4
     assert {tuple(ids) for ids in asked} == {(agent.node_id,)}
-    assert cloud.complaint(FLEET, agent.node_id) == "EC2 reports its system status check as impaired"
+    assert cloud.failed_status_check(FLEET, agent.node_id) == "EC2 reports its system status check as impaired"
     assert world.job().generation == 1, "its ranks live: steps advance"
     world.operator.failed_checks.clear()
     for _ in range(12):
         await world.train(1)
-    assert cloud.complaint(FLEET, agent.node_id) == ""
+    assert cloud.failed_status_check(FLEET, agent.node_id) == ""
     world.operator.failed_checks[agent.node_id] = ("system", "instance")
     for _ in range(12):
         await world.train(1)
-    assert cloud.complaint(FLEET, agent.node_id) == "EC2 reports its system and instance status checks as impaired"
+    assert (
+        cloud.failed_status_check(FLEET, agent.node_id)
+        == "EC2 reports its system and instance status checks as impaired"
+    )
     monkeypatch.setattr(world.operator, "statuses", lambda ids: (_ for _ in ()).throw(CloudUnavailable("no answer")))
     for _ in range(70):
         await world.train(1)
-    assert cloud.complaint(FLEET, agent.node_id) == "", "what EC2 said half a minute ago is no evidence"
+    assert cloud.failed_status_check(FLEET, agent.node_id) == "", "what EC2 said half a minute ago is no evidence"
 
 
 async def test_network_nodes_become_failure_domains_once_and_unknown_stays_unknown(world: World) -> None:
@@ -695,5 +698,5 @@ async def test_the_age_of_the_view_is_that_of_the_oldest_answer(world: World) ->
     await world.runner.cloud.poll()  # AWS answers about the other fleet only.
     world.now += timedelta(seconds=2)
     assert world.runner.cloud.view_age_seconds() == 7.0
-    text = exposition(FACTS, world.context.figures).decode()
+    text = exposition(FACTS, world.context.loop_metrics).decode()
     assert "everstep_aws_view_age_seconds 7.0" in text

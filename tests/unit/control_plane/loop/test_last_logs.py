@@ -30,7 +30,7 @@ class View:
 
 
 @dataclass
-class Surroundings:
+class FleetRows:
     """The cloud, the object store and the registry of agents, as far as the module uses them."""
 
     view_of_node: View = field(default_factory=View)
@@ -67,13 +67,13 @@ class Clock:
         return datetime(2026, 3, 1, tzinfo=UTC) + timedelta(seconds=self.seconds)
 
 
-def last_logs(around: Surroundings, clock: Clock | None = None) -> LastLogs:
+def last_logs(around: FleetRows, clock: Clock | None = None) -> LastLogs:
     parts = SimpleNamespace(operator=around, objects=around, registry=around, bucket="bucket", now=clock or Clock())
     return LastLogs(cast(LoopContext, parts))
 
 
 async def test_an_instance_ends_after_its_console_and_its_agents_log_are_stored() -> None:
-    around = Surroundings()
+    around = FleetRows()
     logs = last_logs(around)
     assert not await logs.may_end(NODE)
     assert await logs.may_end(NODE)
@@ -82,14 +82,14 @@ async def test_an_instance_ends_after_its_console_and_its_agents_log_are_stored(
 
 
 async def test_a_node_without_a_connection_is_not_asked() -> None:
-    around = Surroundings(view_of_node=View(is_connected=False))
+    around = FleetRows(view_of_node=View(is_connected=False))
     assert await last_logs(around).may_end(NODE)
     assert around.sent == []
     assert around.stored
 
 
 async def test_a_refusal_of_ec2_and_a_silent_agent_delay_an_end_only_briefly(caplog: pytest.LogCaptureFixture) -> None:
-    around, clock = Surroundings(fails=True, answers=False), Clock()
+    around, clock = FleetRows(fails=True, answers=False), Clock()
     logs = last_logs(around, clock)
     assert not await logs.may_end(NODE)
     clock.seconds = WAIT_SECONDS - 0.1
@@ -100,7 +100,7 @@ async def test_a_refusal_of_ec2_and_a_silent_agent_delay_an_end_only_briefly(cap
 
 
 async def test_the_number_of_remembered_nodes_is_limited() -> None:
-    around = Surroundings(view_of_node=View(is_connected=False))
+    around = FleetRows(view_of_node=View(is_connected=False))
     logs = last_logs(around)
     for number in range(REMEMBERED_COUNT + 1):
         await logs.may_end(NodeId(f"i-{number}"))

@@ -10,7 +10,7 @@ from control_plane.api import views
 from control_plane.api.schemas.checkpoints import DescribeProtectionResponse
 from control_plane.core.states import JobState
 from control_plane.db import events, protection
-from control_plane.loop import standing
+from control_plane.loop import disposition
 from control_plane.loop.protection_watch import WRITE_SECONDS
 from everstep.protocol.agent_messages import ShardProtection
 from everstep.protocol.ids import NodeId, Rank, Step
@@ -29,9 +29,9 @@ def described(world: World) -> DescribeProtectionResponse:
         shards = protection.of_run(session, job.run_id)
         totals = protection.totals(session, {job.run_id: job.generation}).get(job.run_id)
     answer = views.protection(job, shards, None, {})
-    assert standing.listed_protection(job, totals) is answer.protection_state
+    assert disposition.listed_protection(job, totals) is answer.protection_state
     single = [odds.probability for odds in answer.recovery_odds if odds.lost_nodes == 1]
-    assert standing.survives_node_loss(job, totals) == (single == [1.0])
+    assert disposition.survives_node_loss(job, totals) == (single == [1.0])
     return answer
 
 

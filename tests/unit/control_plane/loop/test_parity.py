@@ -8,7 +8,7 @@ from __future__ import annotations
 from control_plane.api import views
 from control_plane.core.states import JobState
 from control_plane.db import implications, protection
-from control_plane.loop import standing
+from control_plane.loop import disposition
 from everstep.protocol.parity import is_share, share_owner
 from tests.unit.control_plane.loop.world import World
 
@@ -21,8 +21,8 @@ def described(world: World) -> tuple[str, str, list[float]]:
         listed = protection.totals(session, {job.run_id: job.generation})
     answer = views.protection(job, shards, None, {})
     odds = [odds.probability for odds in answer.recovery_odds]
-    assert standing.listed_protection(job, listed.get(job.run_id)) is answer.protection_state
-    assert standing.survives_node_loss(job, listed.get(job.run_id)) == (odds[:1] == [1.0])
+    assert disposition.listed_protection(job, listed.get(job.run_id)) is answer.protection_state
+    assert disposition.survives_node_loss(job, listed.get(job.run_id)) == (odds[:1] == [1.0])
     return answer.protection_state.value, answer.reason, odds
 
 

@@ -10,7 +10,7 @@ from sqlalchemy.event import listen, remove
 from sqlalchemy.exc import OperationalError
 
 from control_plane.core.timeouts import grace_seconds
-from control_plane.loop.figures import Loop
+from control_plane.loop.loop_metrics import Loop
 from control_plane.loop.readiness import Readiness
 from control_plane.loop.runner import Runner
 from tests.unit.control_plane.loop.world import World

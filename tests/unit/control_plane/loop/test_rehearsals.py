@@ -19,7 +19,7 @@ from control_plane.core.states import JobState
 from control_plane.db import events, jobs
 from control_plane.db.errors import StaleLease
 from control_plane.db.leases import Lease
-from control_plane.loop import standing
+from control_plane.loop import disposition
 from control_plane.loop.decision_store import DecisionStore
 from control_plane.loop.memos import rehearsal_of
 from control_plane.loop.observer import StoredJob
@@ -365,7 +365,7 @@ async def test_a_long_rehearsal_is_neither_a_hang_nor_a_loss_of_a_faulty_node(wo
     assert world.job().accounting.get("stall", 0) == 0
     with world.database.read() as session:
         agents = world.registry.connected()
-        found = standing.of_jobs(session, [world.job()], agents, world.now.timestamp())[world.job().run_id]
+        found = disposition.of_jobs(session, [world.job()], agents, world.now.timestamp())[world.job().run_id]
     assert found.duty.kind != "Stalled"
 
 

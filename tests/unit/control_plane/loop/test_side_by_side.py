@@ -22,9 +22,9 @@ from control_plane.core.timeouts import grace_seconds
 from control_plane.db import jobs
 from control_plane.db.models import FleetRow
 from control_plane.loop.decision_store import DecisionStore
+from control_plane.loop.fleet_rows import FleetRows, SharedRows
 from control_plane.loop.job_loop import PASS_LIMIT
 from control_plane.loop.observer import Observer, StoredJob
-from control_plane.loop.surroundings import SharedRows, Surroundings
 from everstep.protocol.ids import FleetName, RunId
 from tests.unit.control_plane.loop.world import FLEET, World
 
@@ -358,9 +358,9 @@ async def test_protection_that_has_not_changed_is_not_stored_again(
 
 async def test_shared_rows_that_could_not_be_read_are_read_again() -> None:
     reads: list[FleetName] = []
-    rows = Surroundings(name=FLEET, fleets={}, jobs=(), nodes={}, notices={}, implications={})
+    rows = FleetRows(name=FLEET, fleets={}, jobs=(), nodes={}, notices={}, implications={})
 
-    def read(name: FleetName) -> Surroundings:
+    def read(name: FleetName) -> FleetRows:
         reads.append(name)
         if len(reads) == 1:
             raise ValueError("the database is away")

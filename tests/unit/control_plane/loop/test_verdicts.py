@@ -14,7 +14,7 @@ import pytest
 from control_plane.core.states import JobState
 from control_plane.core.timeouts import ladder
 from control_plane.loop.agents import AgentRegistry
-from control_plane.loop.observer import Hearing
+from control_plane.loop.observer import SilenceClock
 from control_plane.loop.runner import Runner
 from everstep.protocol.agent_messages import Hello, KeepEvidence, NodeFault
 from everstep.protocol.ids import FleetName, NodeId
@@ -57,7 +57,7 @@ async def test_the_server_is_awake_while_a_look_at_all_jobs_lasts(
         if len(beats) == 3:
             stop.set()
 
-    monkeypatch.setattr(runner.hearing, "beat", beat)
+    monkeypatch.setattr(runner.silence_clock, "beat", beat)
     monkeypatch.setattr(runner.job_loop, "sweep", stop.wait)
     await runner.run(stop)
     assert len(beats) >= 3
@@ -66,11 +66,11 @@ async def test_the_server_is_awake_while_a_look_at_all_jobs_lasts(
 @pytest.mark.parametrize(("seconds", "expected"), [(1.4, 9.2), (1.6, 0.0)])
 def test_silence_begins_anew_after_a_standstill_of_the_process(seconds: float, expected: float) -> None:
     moment = 0.0
-    hearing = Hearing(ladder(3.0), lambda: moment)
+    silence_clock = SilenceClock(ladder(3.0), lambda: moment)
     while moment < 18.0:  # 18 s are twice the time after which a silent node must count as lost
-        hearing.beat()
+        silence_clock.beat()
         moment += seconds
-    assert hearing.silent_seconds(FleetName("main"), None) == pytest.approx(expected)
+    assert silence_clock.silent_seconds(FleetName("main"), None) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_silence_begins_anew_after_a_standstill_of_the_process(seconds: float, e
 )
 async def test_a_pass_is_due_when_a_lease_ends(silent: float, expected: float) -> None:
     moment = 0.0
-    registry, hearing = AgentRegistry(monotonic=lambda: moment), Hearing(ladder(3.0), lambda: moment)
+    registry, silence_clock = AgentRegistry(monotonic=lambda: moment), SilenceClock(ladder(3.0), lambda: moment)
     moment = 100.0
     hello = Hello(node_id=NodeId("i-1"), agent_id="a", address="127.0.0.1", peer_port=1, memory_bytes=1, version="1")
     registry.accept(hello, FleetName("main"))
     moment += silent
-    assert hearing.verdict_in(registry.views().values()) == pytest.approx(expected)
+    assert silence_clock.verdict_in(registry.views().values()) == pytest.approx(expected)
 
 
 async def test_the_logs_of_a_held_node_are_in_s3_before_it_may_be_ended(world: World) -> None:

@@ -34,7 +34,7 @@ from worker.core.upload_division import LEAST_BYTES
 from worker.errors import PeerLost
 from worker.member.checkpoint_uploads import CheckpointUploads
 from worker.member.faults import ReportedFaults
-from worker.member.kept_contents import KeptContents
+from worker.member.retained_steps import RetainedSteps
 from worker.member.shared_uploads import UploadHelper
 from worker.member.upload_division import UploadDivision
 from worker.shards.owned_shard import OwnedShard
@@ -104,7 +104,7 @@ class UploadingNode:
         self.store.open_run(plan.job, plan.run)
         self.objects = cluster.store_of(node_id)
         self._cluster = cluster
-        self._contents = KeptContents(plan, plan.node(node_id))
+        self._contents = RetainedSteps(plan, plan.node(node_id))
         self._shards = {
             rank: UploadedRank(self.store, rank, plan.generation, plan.ranks[rank].copy_nodes[1:])
             for rank in self.ranks
@@ -156,9 +156,9 @@ class UploadingNode:
                 await seal(self.store, rank.rank, self.plan, step)
         self._contents.committed = Step(step)
 
-    def hear(self, persist: int) -> None:
+    def apply_announcement(self, persist: int) -> None:
         """Announce to the node that a step is marked for upload."""
-        self.uploads.hear(
+        self.uploads.apply_announcement(
             Announcement(
                 generation=self.plan.generation,
                 term=1,
@@ -234,7 +234,7 @@ class Cluster:
             for node in self.nodes.values():
                 await node.seal(step)
             for node in self.nodes.values():
-                node.hear(step)
+                node.apply_announcement(step)
         for node in self.nodes.values():
             await node.uploads.idle()
 

@@ -891,7 +891,7 @@ class World:
 
     def history(self) -> FleetHistory:
         """Read the fleet's history from the database, as a new server does. A running server caches it for a minute."""
-        return Observer(self.context, self.runner.cloud, self.runner.hearing).read_history(FLEET)
+        return Observer(self.context, self.runner.cloud, self.runner.silence_clock).read_history(FLEET)
 
     def checkpoints(self, name: str = "gpt") -> tuple[checkpoints.SavedCheckpoint, ...]:
         run = self.job(name).run_id

@@ -20,7 +20,7 @@ from worker.core.averages import trimmed_error, trimmed_mean
         ([0.0] * 18 + [-1e6, 1e6], 0.0),
         ([0.0] * 12 + [0.5] * 8, 6 * 0.5 / 16),
     ],
-    ids=["alone", "two", "a stray among three", "a stray", "one at either end", "two in five"],
+    ids=["alone", "two", "a misplaced shard among three", "a misplaced shard", "one at either end", "two in five"],
 )
 def test_the_ends_are_cut_off(values: list[float], mean: float) -> None:
     assert trimmed_mean(values) == pytest.approx(mean)

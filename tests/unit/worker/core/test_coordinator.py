@@ -70,10 +70,10 @@ def test_a_base_of_another_layout_is_not_uploaded_when_the_job_stops() -> None:
 
 
 def test_a_strayed_shard_is_held_once_all_its_planned_holders_have_the_base() -> None:
-    core = begun(base=5, strayed=frozenset({Rank(1)}))
+    core = begun(base=5, misplaced_ranks=frozenset({Rank(1)}))
     away = (NodeId("b"),)
     assert core.report(*both(5, NONE, 5)).held == ()
-    assert core.report(rank(0, 5, NONE, 5, Vote.ACKED), rank(1, 5, NONE, 5)).held == (), "rank 0 is not strayed"
+    assert core.report(rank(0, 5, NONE, 5, Vote.ACKED), rank(1, 5, NONE, 5)).held == (), "rank 0 is not misplaced_ranks"
     assert core.report(rank(0, 5, NONE, 5), rank(1, 5, NONE, 5, Vote.ACKED)).held == (1,), (
         "before the base is committed"
     )

@@ -25,9 +25,9 @@ def committed(at: int = 7, proposed: int = 8) -> Shard:
 
     Both holders have the committed step 7, and step 8 is proposed.
     """
-    shard = Shard.begin(step(0), (A, B)).hear(NONE, step(at)).seal(step(at))
+    shard = Shard.begin(step(0), (A, B)).apply_announcement(NONE, step(at)).seal(step(at))
     shard = shard.acknowledge(A, step(at)).acknowledge(B, step(at))
-    return shard.hear(step(at), step(proposed))
+    return shard.apply_announcement(step(at), step(proposed))
 
 
 def test_it_votes_when_its_own_slot_and_all_holders_in_view_have_sealed() -> None:
@@ -43,7 +43,7 @@ def test_holders_alone_are_not_enough() -> None:
 
 
 def test_without_peers_the_own_slot_is_enough() -> None:
-    assert Shard.begin(step(0), ()).hear(NONE, step(1)).seal(step(1)).vote is Vote.ACKED
+    assert Shard.begin(step(0), ()).apply_announcement(NONE, step(1)).seal(step(1)).vote is Vote.ACKED
 
 
 def test_a_vote_on_another_step_is_not_a_vote() -> None:
@@ -70,16 +70,18 @@ def test_a_step_is_captured_at_its_boundary_only(boundary: int, standing: RankSt
 
 def test_a_lower_c_is_refused_whole() -> None:
     shard = committed()
-    assert shard.hear(step(6), step(9)) is shard
+    assert shard.apply_announcement(step(6), step(9)) is shard
 
 
 def test_hearing_the_same_again_keeps_the_vote() -> None:
     shard = committed().seal(step(8)).acknowledge(A, step(8)).acknowledge(B, step(8))
-    assert shard.hear(step(7), step(8)).vote is Vote.ACKED
+    assert shard.apply_announcement(step(7), step(8)).vote is Vote.ACKED
 
 
 def test_hearing_of_the_next_step_forgets_the_vote_and_older_acknowledgements() -> None:
-    shard = committed().seal(step(8)).acknowledge(A, step(8)).acknowledge(B, step(8)).hear(step(8), step(9))
+    shard = (
+        committed().seal(step(8)).acknowledge(A, step(8)).acknowledge(B, step(8)).apply_announcement(step(8), step(9))
+    )
     assert shard.vote is Vote.NONE
     assert shard.held == {(A, 8), (B, 8)}
 
@@ -90,14 +92,14 @@ def test_what_cannot_be_captured_is_abandoned_once(late: bool) -> None:
     assert (shard.vote, shard.reason, shard.is_late) == (Vote.ABANDON, "no room", late)
     assert shard.abandon(step(8), "again") is shard
     assert shard.seal(step(8)).vote is Vote.ABANDON
-    assert shard.hear(step(7), step(9)).reason == ""
+    assert shard.apply_announcement(step(7), step(9)).reason == ""
 
 
 def test_nothing_but_the_proposed_step_is_abandoned() -> None:
     shard = committed()
     assert shard.abandon(step(9), "") is shard
     assert shard.seal(step(8)).abandon(step(8), "").vote is Vote.NONE
-    base = Shard.begin(step(5), (A,)).hear(NONE, step(5))
+    base = Shard.begin(step(5), (A,)).apply_announcement(NONE, step(5))
     assert base.abandon(step(5), "") is base
     spoiled = Shard.adopt(step(5), (A,), committed=NONE, proposed=step(5), vote=Vote.NONE, sealed=frozenset())
     # Here the owner has lost the slot of the generation's start step. The shard ignores `abandon`, because no rank
@@ -123,7 +125,7 @@ def test_a_dropped_holder_does_not_return_after_the_vote() -> None:
     assert shard.vote is Vote.ACKED
     assert shard.view == {A}
     # the holder has step 8, which is now committed, so it counts again
-    assert shard.hear(step(8), step(9)).view == {A, B}
+    assert shard.apply_announcement(step(8), step(9)).view == {A, B}
 
 
 def test_a_dropped_holder_does_not_return_by_what_it_acknowledged_before() -> None:
@@ -132,7 +134,14 @@ def test_a_dropped_holder_does_not_return_by_what_it_acknowledged_before() -> No
     The owner does not wait for the silent holder, although the holder has the committed step. Otherwise, the vote on
     the next step would wait until the holder's deadline again.
     """
-    dropped = committed().seal(step(8)).acknowledge(A, step(8)).acknowledge(B, step(8)).drop(B).hear(step(8), step(9))
+    dropped = (
+        committed()
+        .seal(step(8))
+        .acknowledge(A, step(8))
+        .acknowledge(B, step(8))
+        .drop(B)
+        .apply_announcement(step(8), step(9))
+    )
     assert dropped.awaited == {A}
     assert dropped.seal(step(9)).acknowledge(A, step(9)).vote is Vote.ACKED
     assert dropped.inventory(B, frozenset({step(8)})).view == {A, B}
@@ -143,9 +152,9 @@ def test_a_dropped_holder_does_not_return_by_what_it_acknowledged_before() -> No
 
 def test_a_dropped_holder_that_has_not_got_the_new_c_stays_out() -> None:
     shard = committed().seal(step(8)).acknowledge(A, step(8)).drop(B)
-    assert shard.hear(step(8), step(9)).view == {A}
+    assert shard.apply_announcement(step(8), step(9)).view == {A}
     # no new step is committed, and what B acknowledged before the drop does not count
-    assert shard.hear(step(7), step(9)).view == {A}
+    assert shard.apply_announcement(step(7), step(9)).view == {A}
 
 
 def test_somebody_who_is_no_holder_never_counts() -> None:
@@ -214,7 +223,7 @@ def test_a_snapshot_is_under_way_until_all_shards_of_the_job_are_with_their_hold
     quiet = committed().acknowledge(A, step(7)).acknowledge(B, step(7))
     sending = quiet.seal(step(8)).acknowledge(A, step(8))
     sent = sending.acknowledge(B, step(8))
-    assert [each.is_under_way for each in (quiet, sending, sent, sent.hear(step(8), step(12)))] == [
+    assert [each.is_under_way for each in (quiet, sending, sent, sent.apply_announcement(step(8), step(12)))] == [
         False,
         True,
         True,
@@ -258,7 +267,7 @@ def test_a_holder_is_owed_c_first_and_only_what_is_sealed(
 
 
 def test_before_the_first_commit_the_base_is_owed() -> None:
-    shard = Shard.begin(step(5), (A,)).hear(NONE, step(5))
+    shard = Shard.begin(step(5), (A,)).apply_announcement(NONE, step(5))
     assert shard.wanted(A) == 5
     assert shard.acknowledge(A, step(5)).vote is Vote.ACKED
 
@@ -297,8 +306,14 @@ def test_what_is_captured_a_second_time_is_acknowledged_a_second_time() -> None:
     Only acknowledgements of the second capture count.
     """
     # the step is committed late, as if another rank had voted late
-    first = committed().seal(step(8)).acknowledge(A, step(8)).hear(step(7), NONE)
-    again = first.hear(step(7), step(9)).forget(step(8)).hear(step(7), step(8)).seal(step(8)).acknowledge(B, step(8))
+    first = committed().seal(step(8)).acknowledge(A, step(8)).apply_announcement(step(7), NONE)
+    again = (
+        first.apply_announcement(step(7), step(9))
+        .forget(step(8))
+        .apply_announcement(step(7), step(8))
+        .seal(step(8))
+        .acknowledge(B, step(8))
+    )
     assert (again.vote, again.wanted(A)) == (Vote.NONE, 8)
     assert again.acknowledge(A, step(8)).vote is Vote.ACKED
 
@@ -355,14 +370,14 @@ class TestCapturing:
         shard = committed().capture(step(8))
         assert shard.seal(step(8)).capturing == NONE
         assert shard.abandon(step(8), "changed").wanted(A) == NONE
-        dropped = shard.hear(step(7), NONE)
-        assert dropped.hear(step(7), step(8)).wanted(A) == NONE
+        dropped = shard.apply_announcement(step(7), NONE)
+        assert dropped.apply_announcement(step(7), step(8)).wanted(A) == NONE
 
     def test_only_the_proposed_step_is_captured_and_the_base_never(self) -> None:
         shard = committed()
         assert shard.capture(step(9)) == shard
         assert shard.abandon(step(8), "late").capture(step(8)).capturing == NONE
-        based = Shard.begin(step(5), (A,)).hear(NONE, step(5)).forget(step(5))
+        based = Shard.begin(step(5), (A,)).apply_announcement(NONE, step(5)).forget(step(5))
         assert based.capture(step(5)) == based
         sealed = shard.seal(step(8))
         assert sealed.capture(step(8)) == sealed

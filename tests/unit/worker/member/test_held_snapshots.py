@@ -20,7 +20,7 @@ from tests.unit.worker.storage.slots import JOB, RUN, header_of, payload_of
 from worker.core.rounds import NONE
 from worker.core.slots import Content
 from worker.member.held_snapshots import HeldSnapshots
-from worker.member.kept_contents import KeptContents
+from worker.member.retained_steps import RetainedSteps
 from worker.shards.owned_shard import OwnedShard
 from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.held_files import HeldFiles
@@ -64,7 +64,7 @@ class Node:
         self.store.open_run(JOB, RUN)
         self.shard = Shard(self.store)
         plan = rank_plan()
-        self.contents = KeptContents(plan, plan.nodes[0])
+        self.contents = RetainedSteps(plan, plan.nodes[0])
         self.contents.committed = Step(7)
         self.granted: list[object] = []
         self.changes = 0
@@ -106,13 +106,13 @@ class Node:
         )
 
     def hear_final(self, final: int) -> None:
-        self.hear(committed=Step(final - 1), proposed=Step(final), persist_step=Step(final))
+        self.apply_announcement(committed=Step(final - 1), proposed=Step(final), persist_step=Step(final))
 
     def hear_notice(self) -> None:
-        self.hear(committed=Step(7), proposed=NONE, ends_exports=True)
+        self.apply_announcement(committed=Step(7), proposed=NONE, ends_exports=True)
 
-    def hear(self, **named: Any) -> None:
-        self.held.hear(Announcement(generation=Generation(1), term=1, sequence=1, **named))
+    def apply_announcement(self, **named: Any) -> None:
+        self.held.apply_announcement(Announcement(generation=Generation(1), term=1, sequence=1, **named))
 
 
 @pytest.fixture

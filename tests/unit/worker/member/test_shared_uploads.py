@@ -207,9 +207,9 @@ async def test_a_holder_stops_helping_for_the_final_step_only_before_the_committ
     session.requests.put_nowait(holder.request())
     await holder.until_begun()
     announcement = partial(Announcement, generation=Generation(1), term=1, sequence=1)
-    holder.helper.hear(announcement(committed=Step(7), proposed=Step(8), persist_step=Step(8)))
+    holder.helper.apply_announcement(announcement(committed=Step(7), proposed=Step(8), persist_step=Step(8)))
     assert not serving.cancelling(), "the holder keeps the slot of the committed step 7"
-    holder.helper.hear(announcement(committed=Step(8), proposed=Step(9), persist_step=Step(9)))
+    holder.helper.apply_announcement(announcement(committed=Step(8), proposed=Step(9), persist_step=Step(9)))
     assert serving.cancelling()
     holder.objects.go.set()
     await asyncio.gather(serving, return_exceptions=True)

@@ -62,7 +62,7 @@ class Node:
     def keep_pacing(self, pacing: Pacing) -> None:
         """Record the node's decision, and announce it to the node immediately, in place of the coordinator."""
         self.pacings.append(pacing)
-        self.traffic.hear(pacing)
+        self.traffic.apply_announcement(pacing)
 
     def iterate(
         self,
@@ -323,7 +323,7 @@ def test_a_node_is_ready_to_pace_what_others_pace() -> None:
         for _ in range(2):
             node.iterate()
         assert isinstance(node.pacer.current, Unpaced)
-        node.traffic.hear(Pacing.IN_IDLE_SPANS)
+        node.traffic.apply_announcement(Pacing.IN_IDLE_SPANS)
         # this node is not the coordinator's, so no announcement follows its decision
         node.traffic.on_pacing = lambda _: None
         node.iterate()
@@ -343,11 +343,11 @@ def test_a_node_goes_by_what_the_coordinator_announces_and_not_by_what_it_finds(
         node = Node.profiled()
         node.try_pacing(gained=-0.05)
         for pacing, is_paced in ((Pacing.IN_IDLE_SPANS, True), (Pacing.AT_ONCE, False)):
-            node.traffic.hear(pacing)
+            node.traffic.apply_announcement(pacing)
             for _ in range(4 * RUN_STEPS):
                 node.iterate(captured=True)
                 assert isinstance(node.pacer.current, SpanPacer) is is_paced
-        node.traffic.hear(Pacing.TRIED)
+        node.traffic.apply_announcement(Pacing.TRIED)
         ways = set()
         for _ in range(4 * RUN_STEPS):
             node.iterate(captured=True)

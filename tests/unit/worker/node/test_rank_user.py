@@ -13,7 +13,7 @@ import pytest
 from everstep.protocol.ids import RunId
 from worker.errors import UserRefused
 from worker.node import rank_user
-from worker.node.rank_user import NUMBER, UID_COUNT, RankUser, choose, make_own, make_way, share, user_of
+from worker.node.rank_user import NUMBER, UID_COUNT, RankUser, choose, create_traversable_dir, make_own, share, user_of
 from worker.ranks import contained_program as beside
 
 PEOPLE = {
@@ -105,7 +105,7 @@ def test_a_user_is_written_down_and_read_again() -> None:
 
 def test_without_a_user_folders_and_files_stay_this_processs_alone(tmp_path: Path) -> None:
     file = tmp_path / "way" / "file"
-    make_way(file.parent, None)
+    create_traversable_dir(file.parent, None)
     make_own(tmp_path / "own", None)
     file.touch(mode=0o600)
     share(file, None)
@@ -115,7 +115,7 @@ def test_without_a_user_folders_and_files_stay_this_processs_alone(tmp_path: Pat
 def test_a_way_is_its_users_to_go_through_and_made_again_as_it_was(tmp_path: Path) -> None:
     me = RankUser(os.getuid(), os.getgid())  # every user may change the owner of its files to itself
     for _ in range(2):
-        make_way(tmp_path / "a" / "way", me)
+        create_traversable_dir(tmp_path / "a" / "way", me)
         make_own(tmp_path / "a" / "way" / "own", me)
     way = tmp_path / "a" / "way"
     assert [path.stat().st_mode & 0o777 for path in (way, way / "own")] == [0o710, 0o700]

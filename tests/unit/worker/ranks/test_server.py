@@ -14,7 +14,7 @@ import pytest
 from everstep.protocol.codec import Message, frame
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.pace import Pace
-from everstep.protocol.rank_messages import Boundary, RankHello, WordChanged
+from everstep.protocol.rank_messages import Boundary, PageChanged, RankHello
 from worker.node.unix_socket import connect_private
 from worker.ranks.server import (
     BYTES_PER_SECOND,
@@ -62,7 +62,7 @@ class Events:
 
     def hello(self, hello: RankHello, line: RankLine) -> bool:
         self.lines[hello.rank] = line
-        line.send(WordChanged())
+        line.send(PageChanged())
         return True
 
     def message(self, rank: Rank, message: Message) -> None:

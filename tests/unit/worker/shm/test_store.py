@@ -37,8 +37,8 @@ from everstep.protocol.slot import (
     payload_digest,
     unpack_header,
 )
+from worker.core.misplaced_shards import MisplacedShards
 from worker.core.slots import Content, slot_bytes_per_node
-from worker.core.strays import Strays
 from worker.errors import NoRoom
 from worker.shm import slot_file
 from worker.shm import store as store_module
@@ -835,11 +835,11 @@ async def test_what_is_not_kept_is_void_after_a_load(files: HeldFiles) -> None:
 
 
 class TestStrays:
-    """Tests strays: slots of shards that the new plan places on other nodes."""
+    """Tests misplaced_shards: slots of shards that the new plan places on other nodes."""
 
     STRAY = Rank(5)
 
-    async def strayed(
+    async def misplaced_ranks(
         self, files: HeldFiles, *, memory_bytes: int = 1 << 20, now: Callable[[], float] = time.monotonic
     ) -> SlotStore:
         """Return a store with two sealed slots of this node's shard, and two of a shard that the plan has moved
@@ -853,16 +853,16 @@ class TestStrays:
         return store
 
     @staticmethod
-    def placing(*ranks: Rank, base: int = 2) -> Strays:
-        """Return the rules for strays under a plan that places only the given shards on this node."""
-        return Strays(placed=frozenset(ranks), base=Step(base), needed=frozenset({Step(1)}))
+    def placing(*ranks: Rank, base: int = 2) -> MisplacedShards:
+        """Return the rules for misplaced_shards under a plan that places only the given shards on this node."""
+        return MisplacedShards(placed=frozenset(ranks), base=Step(base), needed=frozenset({Step(1)}))
 
     @staticmethod
     def names(files: HeldFiles) -> list[str]:
         return [name.partition("/")[2] for name in files.names()]
 
     async def test_what_is_not_kept_of_them_gives_its_memory_back_at_load(self, files: HeldFiles) -> None:
-        store = await self.strayed(files)
+        store = await self.misplaced_ranks(files)
         gone = store.shards[self.STRAY][0]
         reading = asyncio.create_task(store.reading(gone, asyncio.Event().wait()))
         await asyncio.sleep(0)
@@ -886,14 +886,14 @@ class TestStrays:
         again.close()
 
     async def test_they_go_when_nobody_needs_or_reads_them_any_more(self, files: HeldFiles) -> None:
-        store = await self.strayed(files)
+        store = await self.misplaced_ranks(files)
         fetched = store.shards[self.STRAY][1]
         fetched.pins += 1
-        store.strays = store.strays.loaded().announced(Step(2), [self.STRAY])
-        store.drop_strays()
+        store.misplaced_shards = store.misplaced_shards.loaded().announced(Step(2), [self.STRAY])
+        store.drop_misplaced_shards()
         assert store.sealed(self.STRAY, content(2)) is fetched
         fetched.pins -= 1
-        store.drop_strays()
+        store.drop_misplaced_shards()
         assert self.names(files) == ["rank-0.slot-0", "rank-0.slot-1"]
         assert {record.owner_rank for record in store.inventory()} == {RANK}
         store.close()
@@ -901,39 +901,41 @@ class TestStrays:
     async def test_they_stay_until_their_new_holders_have_the_base(self, files: HeldFiles) -> None:
         """The memory has room for exactly two slots of two shards, and a new shard needs slots.
 
-        The store must not give a stray's memory to the new shard before the stray's new holders have the base, the step
+        The store must not give a misplaced shard's memory to the new shard before the misplaced shard's new holders have the base, the step
         from which training starts.
         """
-        store = await self.strayed(files, memory_bytes=4 * CAPACITY)
+        store = await self.misplaced_ranks(files, memory_bytes=4 * CAPACITY)
         held = Rank(1)
         store.place(self.placing(RANK, held))
-        for strays in (store.strays, store.strays.loaded()):
-            store.strays = strays
+        for misplaced_shards in (store.misplaced_shards, store.misplaced_shards.loaded()):
+            store.misplaced_shards = misplaced_shards
             with pytest.raises(NoRoom):
                 await store.reserve(held, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
             assert self.steps(store) == [1, 2]
-        store.strays = store.strays.announced(Step(-1), [self.STRAY])
+        store.misplaced_shards = store.misplaced_shards.announced(Step(-1), [self.STRAY])
         with pytest.raises(NoRoom):
             await store.reserve(held, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
         assert self.names(files) == ["rank-0.slot-0", "rank-0.slot-1", "rank-1.slot-0", "rank-5.slot-0"]
         assert self.steps(store) == [1], "the base is not committed, and nobody else keeps what is older"
-        store.strays = store.strays.announced(Step(2), [])
+        store.misplaced_shards = store.misplaced_shards.announced(Step(2), [])
         await store.reserve(held, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
         assert self.names(files) == ["rank-0.slot-0", "rank-0.slot-1", "rank-1.slot-0", "rank-1.slot-1"]
         store.close()
 
     async def test_one_slot_makes_way_at_a_time(self, files: HeldFiles) -> None:
-        store = await self.strayed(files, memory_bytes=5 * CAPACITY)
-        store.strays = replace(store.strays, doubled={(self.STRAY, content(1)): frozenset()}).loaded()
+        store = await self.misplaced_ranks(files, memory_bytes=5 * CAPACITY)
+        store.misplaced_shards = replace(
+            store.misplaced_shards, doubled={(self.STRAY, content(1)): frozenset()}
+        ).loaded()
         await store.reserve(RANK, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=3)
         assert self.steps(store) == [1, 2], "there was room"
-        store.place(replace(store.strays, placed=frozenset({RANK, Rank(1)})))
+        store.place(replace(store.misplaced_shards, placed=frozenset({RANK, Rank(1)})))
         with pytest.raises(NoRoom):
             await store.reserve(Rank(1), capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
         assert self.steps(store) == [2], "its owner keeps the older step; the base has no other copy"
         with pytest.raises(NoRoom):
             await store.reserve(Rank(2), capacity_bytes=2 * CAPACITY, layout_hash=LAYOUT, slot_count=1)
-        store.strays = store.strays.announced(Step(-1), [self.STRAY])
+        store.misplaced_shards = store.misplaced_shards.announced(Step(-1), [self.STRAY])
         with pytest.raises(NoRoom):
             await store.reserve(Rank(2), capacity_bytes=2 * CAPACITY, layout_hash=LAYOUT, slot_count=1)
         assert self.steps(store) == [2], "dropping it would not have been enough"
@@ -943,9 +945,9 @@ class TestStrays:
 
     async def waiting(self, files: HeldFiles, *, slots: int, now: Callable[[], float] = time.monotonic) -> SlotStore:
         """Return a store that has one stray, lacks the shards of two ranks, and has room for `slots` more slots."""
-        store = await self.strayed(files, memory_bytes=(4 + slots) * CAPACITY, now=now)
+        store = await self.misplaced_ranks(files, memory_bytes=(4 + slots) * CAPACITY, now=now)
         placed = frozenset({RANK, self.LOW, self.HIGH})
-        store.place(replace(store.strays, placed=placed, expected=placed - {RANK}, patience_seconds=2.0))
+        store.place(replace(store.misplaced_shards, placed=placed, expected=placed - {RANK}, patience_seconds=2.0))
         return store
 
     async def test_the_last_slot_goes_to_the_lowest_rank(self, files: HeldFiles) -> None:
@@ -955,18 +957,18 @@ class TestStrays:
         await fill(store, 2, rank=self.LOW)
         with pytest.raises(NoRoom):
             await fill(store, 2, rank=self.HIGH)
-        store.strays = store.strays.loaded().announced(Step(-1), [self.STRAY])
+        store.misplaced_shards = store.misplaced_shards.loaded().announced(Step(-1), [self.STRAY])
         await fill(store, 2, rank=self.HIGH)
         assert self.steps(store) == [1]
         store.close()
 
     async def test_a_slot_drops_only_as_many_strays_as_it_needs(self, files: HeldFiles) -> None:
         store = await self.waiting(files, slots=0)
-        store.strays = store.strays.loaded().announced(Step(-1), [self.STRAY])
+        store.misplaced_shards = store.misplaced_shards.loaded().announced(Step(-1), [self.STRAY])
         with pytest.raises(NoRoom):
             await fill(store, 2, rank=self.HIGH)
         assert self.steps(store) == [1, 2]
-        store.strays = replace(store.strays, doubled={(self.STRAY, content(1)): frozenset()})
+        store.misplaced_shards = replace(store.misplaced_shards, doubled={(self.STRAY, content(1)): frozenset()})
         await fill(store, 2, rank=self.HIGH)
         assert self.steps(store) == [2], "rank 1 can still receive the memory of the other slot"
         store.close()
@@ -991,7 +993,7 @@ class TestStrays:
         with pytest.raises(NoRoom):
             await fill(store, 2, rank=self.HIGH)
         seconds = 2.0
-        store.place(store.strays)
+        store.place(store.misplaced_shards)
         with pytest.raises(NoRoom):
             await fill(store, 2, rank=self.HIGH)
         store.close()

@@ -11,9 +11,9 @@ from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.parity import share_owner
 from everstep.protocol.plan import GenerationPlan, Relayout, ShardSource, SlotReference
 from tests.unit.worker.rank_plans import rank_plan
+from worker.core.misplaced_shards import MisplacedShards, misplaced_ranks
 from worker.core.slots import Content
-from worker.core.strays import Strays, strayed
-from worker.member.kept_contents import KeptContents
+from worker.member.retained_steps import RetainedSteps
 
 BASE, OLDER = Content(Generation(1), Step(8)), Content(Generation(1), Step(7))
 FIRST, SECOND = NodeId("i-0"), NodeId("i-1")
@@ -40,7 +40,7 @@ def relayout_plan() -> GenerationPlan:
 
 def test_a_node_keeps_fetched_shards_while_its_ranks_load_and_planned_shards_until_the_first_commit() -> None:
     plan = relayout_plan()
-    contents = KeptContents(plan, plan.node(SECOND))
+    contents = RetainedSteps(plan, plan.node(SECOND))
     assert [contents.base(Rank(rank)) for rank in range(3)] == [None, None, None]
     assert [contents.keep(Rank(rank)) for rank in range(3)] == [{BASE}, {BASE, OLDER}, {BASE}]
     contents.is_loading_earlier = False
@@ -51,9 +51,11 @@ def test_a_node_keeps_fetched_shards_while_its_ranks_load_and_planned_shards_unt
 
 def test_a_full_node_drops_an_earlier_shard_only_if_another_node_keeps_it() -> None:
     plan = relayout_plan()
-    loading = [Strays.of(plan, node) for node in (FIRST, SECOND)]
-    assert not any(strays.makes_way(Rank(2), BASE) for strays in loading), "its ranks may still read the slot"
-    first, second = (strays.loaded() for strays in loading)
+    loading = [MisplacedShards.of(plan, node) for node in (FIRST, SECOND)]
+    assert not any(misplaced_shards.makes_way(Rank(2), BASE) for misplaced_shards in loading), (
+        "its ranks may still read the slot"
+    )
+    first, second = (misplaced_shards.loaded() for misplaced_shards in loading)
     assert not first.makes_way(Rank(2), BASE)
     assert second.makes_way(Rank(2), BASE), "the first node keeps this shard"
     assert second.makes_way(Rank(0), BASE), "the shard was fetched for a rank that has loaded"
@@ -80,11 +82,11 @@ def test_strays_of_ranks_that_the_new_layout_lacks_do_not_break_a_plan_without_a
         for rank in plan.ranks
     )
     later = structs.replace(plan, base_step=Step(10), ranks=ranks, relayout=None)
-    assert strayed(later) == frozenset()
-    strays = Strays.of(later, FIRST).loaded()
-    assert not strays.is_over(Rank(2))
-    assert strays.announced(Step(11), ()).is_over(Rank(2))
-    assert KeptContents(later, later.node(FIRST)).keep(Rank(2)) == {BASE}
+    assert misplaced_ranks(later) == frozenset()
+    misplaced_shards = MisplacedShards.of(later, FIRST).loaded()
+    assert not misplaced_shards.is_over(Rank(2))
+    assert misplaced_shards.announced(Step(11), ()).is_over(Rank(2))
+    assert RetainedSteps(later, later.node(FIRST)).keep(Rank(2)) == {BASE}
 
 
 def parity_plan() -> GenerationPlan:
@@ -106,7 +108,7 @@ def parity_plan() -> GenerationPlan:
 
 def test_a_node_keeps_the_share_of_the_base_and_the_shares_that_the_plan_names_until_the_first_commit() -> None:
     plan = parity_plan()
-    contents = KeptContents(plan, plan.node(FIRST))
+    contents = RetainedSteps(plan, plan.node(FIRST))
     assert contents.keep(share_owner(Rank(0))) == {BASE, OLDER}
     contents.committed = BASE.step
     assert contents.keep(share_owner(Rank(0))) == {BASE}
@@ -115,9 +117,9 @@ def test_a_node_keeps_the_share_of_the_base_and_the_shares_that_the_plan_names_u
 
 
 def test_with_parity_a_node_places_its_own_shard_and_share_and_no_shard_of_another_member() -> None:
-    assert Strays.of(parity_plan(), FIRST).placed == {0, share_owner(Rank(0))}
+    assert MisplacedShards.of(parity_plan(), FIRST).placed == {0, share_owner(Rank(0))}
     plan = parity_plan()
     kept = structs.replace(
         plan, nodes=tuple(structs.replace(node, keep=(reference(0), reference(1))) for node in plan.nodes)
     )
-    assert strayed(kept) == {0, 1}
+    assert misplaced_ranks(kept) == {0, 1}

@@ -1,8 +1,9 @@
-"""Decides when a node drops strays: shards in its slots that the new plan places on other nodes.
+"""Decides when a node drops misplaced_shards: shards in its slots that the new plan places on other nodes.
 
-A node without spare memory drops one slot of a stray at a time, and only if the job stays protected without it:
+A node without spare memory drops one slot of a misplaced shard at a time, and only if the job stays protected without
+it:
 
-    content of the stray    dropped if a new slot lacks room            dropped in any case
+    content of the misplaced shard    dropped if a new slot lacks room            dropped in any case
     ---------------------   -----------------------------------------   ------------------------------------------------
     the base                all planned holders have sealed the base    the base is committed and all planned holders
     older than the base     condition 1, 2 or 3                         have it; or a later step is committed, which
@@ -12,8 +13,9 @@ A node without spare memory drops one slot of a stray at a time, and only if the
 2. The job would not return to this step, whichever one node were lost.
 3. The node of the shard's owner keeps the same content, and other nodes have the base of every shard of that node.
 
-After a relayout, strays of the base protect the job until the first commit. A node without room may then drop a stray
-if an earlier node of the plan keeps the same content, or if it fetched the stray only for ranks that have loaded.
+After a relayout, misplaced shards of the base protect the job until the first commit. A node without room may then drop
+a misplaced shard if an earlier node of the plan keeps the same content, or if it fetched the misplaced shard only for
+ranks that have loaded.
 
 Invariant: until the base is committed, one further node may be lost, and all shards can still be restored to a common
 step, if the plan had such a step. After a drop by condition 3:
@@ -45,8 +47,8 @@ PATIENCE_RATIO = 2 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strays:
-    """Facts from which a node decides when to drop its strays, new for every generation."""
+class MisplacedShards:
+    """Facts from which a node decides when to drop its misplaced_shards, new for every generation."""
 
     placed: frozenset[Rank] = frozenset()
     base: Step = NONE
@@ -56,7 +58,10 @@ class Strays:
     needed: frozenset[Step] = frozenset()
     """Steps before the base to which the job would return if one more node were lost."""
     is_loaded: bool = False
-    """True once every node has verified the base. Until then, another node may have to fetch it from a stray here."""
+    """True once every node has verified the base.
+
+    Until then, another node may have to fetch it from a misplaced shard here.
+    """
     committed: Step = NONE
     sole: frozenset[tuple[Rank, Content]] | None = None
     """Contents that no earlier node of the plan keeps; None without a relayout."""
@@ -67,7 +72,7 @@ class Strays:
     held: frozenset[Rank] = frozenset()
 
     @classmethod
-    def of(cls, plan: GenerationPlan, node_id: NodeId) -> Strays:
+    def of(cls, plan: GenerationPlan, node_id: NodeId) -> MisplacedShards:
         """Return the facts for node `node_id` when the generation of `plan` begins."""
         placed = frozenset(rank.rank for rank in plan.ranks if node_id in rank.copy_nodes) | frozenset(
             share_owner(rank.rank) for rank in plan.ranks if rank.stripe and node_id == rank.holders[0]
@@ -90,16 +95,19 @@ class Strays:
             patience_seconds=PATIENCE_RATIO * plan.timeouts.holder_deadline_seconds,
         )
 
-    def loaded(self) -> Strays:
+    def loaded(self) -> MisplacedShards:
         """Record that every node has loaded and verified the base."""
         return replace(self, is_loaded=True)
 
-    def announced(self, committed: Step, held: Iterable[Rank]) -> Strays:
+    def announced(self, committed: Step, held: Iterable[Rank]) -> MisplacedShards:
         """Apply an announcement: the committed step, and ranks whose shards are complete on all planned holders."""
         return replace(self, committed=max(self.committed, committed), held=self.held | frozenset(held))
 
     def makes_way(self, rank: Rank, content: Content | None) -> bool:
-        """Return whether a stray's slot may be dropped for a new slot. `content` is None for an empty slot."""
+        """Return whether a misplaced shard's slot may be dropped for a new slot.
+
+        `content` is None for an empty slot.
+        """
         if rank in self.placed or not self.is_loaded:
             return False
         if content is None or self.is_over(rank):
@@ -121,8 +129,8 @@ class Strays:
         `shards` has the content of each slot with memory, by owner; None for an unsealed slot. `waited_seconds` count
         from the first refusal for `rank`.
         """
-        has_strays = not shards.keys() <= self.placed
-        if rank not in self.expected or not has_strays or self.committed != NONE:
+        has_misplaced = not shards.keys() <= self.placed
+        if rank not in self.expected or not has_misplaced or self.committed != NONE:
             return 0
         if waited_seconds >= self.patience_seconds:
             return 0
@@ -136,14 +144,18 @@ class Strays:
         return sum(each < rank or rank not in lacking for each in lacking)
 
     def is_over(self, rank: Rank) -> bool:
-        """Return whether no node needs this node's stray of `rank` any more, so that it may be dropped at once."""
+        """Return whether no node needs this node's misplaced shard of `rank` any more, so that it may be dropped at
+        once.
+        """
         if rank in self.placed or self.committed == NONE:
             return False
         return rank in self.held or self.committed > self.base
 
 
-def strayed(plan: GenerationPlan) -> frozenset[Rank]:
-    """Return the ranks with a stray, and all others of their nodes; none after a relayout (`Coordinator.strayed`)."""
+def misplaced_ranks(plan: GenerationPlan) -> frozenset[Rank]:
+    """Return the ranks with a misplaced shard, and all others of their nodes; none after a relayout
+    (`Coordinator.misplaced_ranks`).
+    """
     if plan.relayout is not None:
         return frozenset()
     found = {

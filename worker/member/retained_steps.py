@@ -9,7 +9,7 @@ from worker.core.rounds import NONE
 from worker.core.slots import Content, kept
 
 
-class KeptContents:
+class RetainedSteps:
     """The contents to keep: those that the plan names, and after the first commit only the committed one."""
 
     def __init__(self, plan: GenerationPlan, here: PlanNode) -> None:

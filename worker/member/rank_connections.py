@@ -1,8 +1,8 @@
 """Serves the connections of this node's ranks in one generation.
 
-    rank ─▶ RankServer ─▶ RankLines.message ─┬─▶ RankSlots      SlotsRequest, Capturing, Captured, Abandoned
+    rank ─▶ RankServer ─▶ RankConnections.message ─┬─▶ RankSlots      SlotsRequest, Capturing, Captured, Abandoned
                                              └─▶ OwnedShard     Boundary (measured by Traffic and Measurements)
-    Announcement ─▶ RankLines.hear ─▶ OwnedShard, then RankSlots
+    Announcement ─▶ RankConnections.apply_announcement ─▶ OwnedShard, then RankSlots
 
 Invariant: a rank receives its `Welcome`, which starts its training, only after every node has verified its shards.
 """
@@ -30,12 +30,12 @@ from everstep.protocol.rank_messages import (
     FetchShard,
     IdleSpans,
     Logged,
+    PageChanged,
     RankFault,
     RankHello,
     RankStanding,
     SlotsRequest,
     Welcome,
-    WordChanged,
 )
 from everstep.protocol.rehearsals import Rehearsed
 from everstep.protocol.rounds import Announcement
@@ -63,7 +63,7 @@ FetchEarlier = Callable[[Rank, ReportedFaults], Awaitable[FetchedShard | None]]
 
 
 @dataclass(eq=False, repr=False)
-class RankLines:
+class RankConnections:
     """Connects the ranks of one generation with their agent. Implements `RankEvents`.
 
     Args:
@@ -171,7 +171,7 @@ class RankLines:
         shard.arrive(file, header, verified_bytes)
         line = self._waiting.get(rank)
         if line is not None and self._is_followed and shard.arriving is not None:
-            line.send(WordChanged() if was_arriving else shard.arriving)
+            line.send(PageChanged() if was_arriving else shard.arriving)
 
     def welcome_all(self) -> None:
         """Start the training of all ranks: each receives its `Welcome` now, or when it connects."""
@@ -275,12 +275,12 @@ class RankLines:
             for each in message.records
         ]
 
-    def hear(self, announcement: Announcement) -> None:
+    def apply_announcement(self, announcement: Announcement) -> None:
         """Apply the coordinator's announcement to shards and pages, notify waiting ranks, and grant slots."""
-        self.traffic.hear(announcement.pacing)
+        self.traffic.apply_announcement(announcement.pacing)
         for shard in self.shards.values():
-            if shard.hear(announcement):
-                self._send(shard.rank, WordChanged())
+            if shard.apply_announcement(announcement):
+                self._send(shard.rank, PageChanged())
             self.slots.grant_if_due(shard)
         self.on_round_change()
 

@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from worker.core.lead import MAX_PATIENCE, SOON, Lead
+from worker.core.proposal_lead import MAX_PATIENCE, SOON, Lead
 
 ROUNDS = 2_000
 

@@ -1,6 +1,6 @@
 """Tests how an agent reacts to the messages of a rank.
 
-The tests use `RankLines` with real slots and pages, and with a connection that records messages.
+The tests use `RankConnections` with real slots and pages, and with a connection that records messages.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from everstep.protocol.rank_messages import (
     Capturing,
     Logged,
     LogRecord,
+    PageChanged,
     Phase,
     RankHalf,
     RankHello,
@@ -44,7 +45,6 @@ from everstep.protocol.rank_messages import (
     UnkeptCause,
     Vote,
     Welcome,
-    WordChanged,
     write_rank_half,
 )
 from everstep.protocol.rehearsals import (
@@ -63,7 +63,7 @@ from worker.core.parity import CONTRIBUTION_BYTES
 from worker.core.rounds import NONE, Shard
 from worker.core.slots import Content
 from worker.member import rank_slots
-from worker.member.rank_lines import RankLines
+from worker.member.rank_connections import RankConnections
 from worker.member.rank_slots import NO_LAYOUT
 from worker.member.traffic import Traffic
 from worker.replication.pacing import NodePacer
@@ -140,7 +140,7 @@ class Place:
             on_distance=lambda _: None,
             on_pacing=lambda _: None,
         )
-        self.lines = RankLines(
+        self.lines = RankConnections(
             plan,
             self.shards,
             self.store,
@@ -168,7 +168,7 @@ class Place:
             write_rank_half(view, half)
 
     def propose(self, step: int) -> None:
-        self.lines.hear(announcement(NONE, step))
+        self.lines.apply_announcement(announcement(NONE, step))
 
     async def request(self) -> None:
         capacity = self.capacity_bytes
@@ -256,7 +256,7 @@ async def test_a_rank_that_waits_follows_what_arrives(loading: Loading) -> None:
     )
     loading.come(1000)
     assert loading.page.agent.verified == 1000
-    assert isinstance(loading.line.sent[-1], WordChanged)
+    assert isinstance(loading.line.sent[-1], PageChanged)
     late = Line()
     assert loading.lines.hello(HELLO, late)  # type: ignore[arg-type]
     assert late.sent == [arriving], "who comes later finds how far it is on the page"
@@ -478,10 +478,12 @@ async def test_a_state_that_outgrows_its_node_costs_protection_and_not_the_job(p
     place.lines.welcome_all()
     assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
     assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=4096)), SlotsGranted)
-    place.shard.hear(announcement(3, NONE))
+    place.shard.apply_announcement(announcement(3, NONE))
     assert isinstance(await ask(place, TOO_LARGE), SlotsRefused)
     assert not place.lines.faults.present
-    place.lines.hear(Announcement(generation=PLAN.generation, term=1, sequence=4, committed=Step(3), proposed=Step(4)))
+    place.lines.apply_announcement(
+        Announcement(generation=PLAN.generation, term=1, sequence=4, committed=Step(3), proposed=Step(4))
+    )
     await place.lines.background.idle()
     assert place.shard.core.proposed == 4
     assert "bytes of host memory per node" in place.shard.refusal, (
@@ -582,21 +584,23 @@ async def test_a_rank_is_woken_where_it_may_be_waiting(
     """
     await begin(place)
     place.stand_at(2, standing)
-    before = place.line.sent.count(WordChanged())
+    before = place.line.sent.count(PageChanged())
     # disable grants, so that only announcements can wake the rank
     monkeypatch.setattr(place.lines.slots, "grant_if_due", lambda _: None)
     for step, state in enumerate(states, start=3):
-        place.lines.hear(structs.replace(announcement(NONE, step), **{of + "_step": Step(9), of + "_state": state}))
-    assert place.line.sent.count(WordChanged()) - before == words
+        place.lines.apply_announcement(
+            structs.replace(announcement(NONE, step), **{of + "_step": Step(9), of + "_state": state})
+        )
+    assert place.line.sent.count(PageChanged()) - before == words
 
 
 async def test_a_rank_that_stands_is_woken_when_its_slot_is_granted(place: Place) -> None:
     await begin(place)
     for step, standing in ((3, RankStanding.MOVING), (4, RankStanding.CLOSING)):
         place.stand_at(step - 1, standing)
-        before = place.line.sent.count(WordChanged())
+        before = place.line.sent.count(PageChanged())
         await granted(place, step)
-        assert place.line.sent.count(WordChanged()) - before == (0 if standing is RankStanding.MOVING else 2), (
+        assert place.line.sent.count(PageChanged()) - before == (0 if standing is RankStanding.MOVING else 2), (
             "heard of, and granted"
         )
 
@@ -618,7 +622,7 @@ async def test_a_rank_that_gives_up_step_after_step_says_why_until_one_is_kept(p
         place.propose(step)
         place.lines.message(RANK, Abandoned(generation=PLAN.generation, step=Step(step), reason=f"no step {step}"))
         assert place.shard.trouble == ("no step 4" if step == 4 else "")
-    place.shard.hear(announcement(5, 6))
+    place.shard.apply_announcement(announcement(5, 6))
     assert place.shard.trouble == ""
     await place.lines.close()
 
@@ -641,7 +645,7 @@ async def test_the_owner_reports_why_steps_are_not_kept(place: Place, cause: Unk
     assert lasts == sorted(lasts)
     if expected:
         assert reported[-expected] != reported[-expected - 1], "the agent reports a lasting cause immediately"
-    place.shard.hear(announcement(5, 6))
+    place.shard.apply_announcement(announcement(5, 6))
     protection = place.shard.protection((NodeId("i-own"),))
     assert (protection.unkept, protection.lasts) == (None, False)
     await place.lines.close()
@@ -856,7 +860,7 @@ async def test_what_was_captured_into_a_slot_that_is_granted_for_another_step_ha
 
 async def test_what_names_no_slot_has_no_effect_before_one_is_granted(place: Place) -> None:
     await begin(place)
-    place.shard.hear(announcement(NONE, 3))
+    place.shard.apply_announcement(announcement(NONE, 3))
     place.lines.message(RANK, captured(3, NONE))
     await done(place)
     await place.lines.close()
@@ -1072,7 +1076,9 @@ async def test_an_iteration_is_none_without_a_snapshot_while_other_shards_of_the
     await done(place)
     assert place.shard.core.vote is Vote.ACKED
     pass_boundary(place, 4, 102.0)
-    place.lines.hear(Announcement(generation=PLAN.generation, term=1, sequence=9, committed=Step(3), proposed=Step(9)))
+    place.lines.apply_announcement(
+        Announcement(generation=PLAN.generation, term=1, sequence=9, committed=Step(3), proposed=Step(9))
+    )
     pass_boundary(place, 5, 103.0)
     assert seen == [False, False, True, False]
     await place.lines.close()
@@ -1128,7 +1134,7 @@ async def test_a_boundary_that_its_rank_has_stamped_is_dated_in_unix_time(
 
 async def test_the_page_and_the_report_of_a_rank_contain_the_rehearsal(place: Place) -> None:
     def tell(state: StopState, steps: int = 2) -> None:
-        place.lines.hear(
+        place.lines.apply_announcement(
             structs.replace(announcement(NONE, 3), rehearsal_step=Step(4), rehearsal_state=state, rehearsal_steps=steps)
         )
 
@@ -1174,16 +1180,16 @@ async def test_a_rank_that_returns_from_a_rehearsal_keeps_its_committed_step_and
     sealed = place.shard.slot(Step(3))
     place.stand_at(4)
     confirmed = structs.replace(announcement(3, NONE), rehearsal_step=Step(4), rehearsal_state=StopState.CONFIRMED)
-    place.lines.hear(confirmed)
+    place.lines.apply_announcement(confirmed)
     if is_granted:
-        place.lines.hear(structs.replace(confirmed, proposed=Step(6)))
+        place.lines.apply_announcement(structs.replace(confirmed, proposed=Step(6)))
         await done(place)
     paths = [message.paths for message in place.line.sent if isinstance(message, SlotsGranted)]
     place.stand(RankHalf(PLAN.generation, boundary=4, phase=Phase.REHEARSE, limit=60))
     place.lines.lost(RANK, place.line)  # type: ignore[arg-type]
     place.line = Line()
     if not is_granted:
-        place.lines.hear(structs.replace(confirmed, proposed=Step(6)))
+        place.lines.apply_announcement(structs.replace(confirmed, proposed=Step(6)))
         await done(place)
 
     assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]

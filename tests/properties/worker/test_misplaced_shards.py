@@ -1,7 +1,7 @@
-"""Strays during a whole relaunch of a job: a second loss of a node costs no step, and no node waits forever for memory.
+"""MisplacedShards during a whole relaunch of a job: a second loss of a node costs no step, and no node waits forever for memory.
 
-A stray is a shard on a node that the new plan no longer places there. The memory of each node has exactly the planned
-size. The placement, the choice of the start step and the rules for strays are real.
+A misplaced shard is a shard on a node that the new plan no longer places there. The memory of each node has exactly the planned
+size. The placement, the choice of the start step and the rules for misplaced_shards are real.
 
 Owners had sealed step 10 when a node was lost. In the first case, step 9 is committed and each holder may have sealed
 step 10 or not. In the second case, all have sealed step 10 and owners have captured step 11 over step 9. Transfers,
@@ -23,9 +23,9 @@ from control_plane.core import placement, recovery
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, PlanNode, RankPlan, SlotRecord
 from tests.unit.worker.rank_plans import rank_plan
+from worker.core.misplaced_shards import MisplacedShards, misplaced_ranks
 from worker.core.rounds import NONE
 from worker.core.slots import Content
-from worker.core.strays import Strays, strayed
 
 ORIGIN, COMMITTED, NEWEST = Generation(1), Step(9), Step(10)
 Reserves = Literal["never", "before", "after"]
@@ -38,7 +38,7 @@ RESTART, PIN, EVENTS = 64, 72, 80
 """Bounds of event numbers.
 
 Numbers below RESTART send a replica or an announcement. Numbers from RESTART on restart a node's agent. Numbers from
-PIN on begin to read a stray. EVENTS is the number of all events.
+PIN on begin to read a misplaced shard. EVENTS is the number of all events.
 """
 LAST_TRY_RATIO = 0.9
 """Fraction of the holder deadline after which an owner sends a refused shard for the last time."""
@@ -54,7 +54,7 @@ class Node:
     room: int
     """Number of slots that fit into the node's memory."""
     steps: dict[Rank, set[Step]] = field(default_factory=dict)
-    strays: Strays = field(default_factory=Strays)
+    misplaced_shards: MisplacedShards = field(default_factory=MisplacedShards)
     slots: dict[Rank, int] = field(default_factory=dict)
     """Number of slots of each shard that the plan places on this node.
 
@@ -63,7 +63,7 @@ class Node:
     refused_at: dict[Rank, float] = field(default_factory=dict)
     """Time at which the node first refused a slot, by the rank that still waits for the slot."""
     pinned: set[tuple[Rank, Step]] = field(default_factory=set)
-    """Rank and step of each slot of a stray that an upload or another node is reading.
+    """Rank and step of each slot of a misplaced shard that an upload or another node is reading.
 
     The node must not drop such a slot.
     """
@@ -104,18 +104,18 @@ class Node:
             for rank in sorted(self.steps)
             if step in self.steps[rank]
             and (rank, step) not in self.pinned
-            and self.strays.makes_way(rank, Content(ORIGIN, step))
+            and self.misplaced_shards.makes_way(rank, Content(ORIGIN, step))
         ]
 
     @property
     def free(self) -> int:
-        """Number of further slots that fit into the memory once all strays are dropped that may be dropped."""
+        """Number of further slots that fit into the memory once all misplaced_shards are dropped that may be dropped."""
         return self.room - self.used + len(self.leaving)
 
     def add_slot(self, rank: Rank, now: float) -> bool:
         """Create a slot of a shard. Return False if no memory is free, or if the memory is left to other shards."""
         waited_seconds = now - self.refused_at.get(rank, now)
-        ahead = self.strays.slots_ahead(rank, self.contents, waited_seconds=waited_seconds)
+        ahead = self.misplaced_shards.slots_ahead(rank, self.contents, waited_seconds=waited_seconds)
         if self.free < 1 + ahead:
             self.refused_at.setdefault(rank, now)
             return False
@@ -140,14 +140,14 @@ class Node:
         self.steps.setdefault(rank, set()).add(base)
         return True
 
-    def drop_strays(self) -> None:
-        for rank in [rank for rank in self.steps if self.strays.is_over(rank)]:
+    def drop_misplaced_shards(self) -> None:
+        for rank in [rank for rank in self.steps if self.misplaced_shards.is_over(rank)]:
             if not any(owner == rank for owner, _ in self.pinned):
                 del self.steps[rank]
 
 
-class DropsAtFirstRequest(Strays):
-    """A planted bug: a node drops a stray as soon as a new shard needs the stray's memory."""
+class DropsAtFirstRequest(MisplacedShards):
+    """A planted bug: a node drops a misplaced shard as soon as a new shard needs the misplaced shard's memory."""
 
     __slots__ = ()
 
@@ -155,8 +155,8 @@ class DropsAtFirstRequest(Strays):
         return rank not in self.placed
 
 
-class DropsAtFirstAnnouncement(Strays):
-    """A planted bug: the coordinator's first announcement drops all strays, even if no new holder has their
+class DropsAtFirstAnnouncement(MisplacedShards):
+    """A planted bug: the coordinator's first announcement drops all misplaced_shards, even if no new holder has their
     shards yet.
     """
 
@@ -166,7 +166,7 @@ class DropsAtFirstAnnouncement(Strays):
         return rank not in self.placed
 
 
-class FillsSlotsInAnyOrder(Strays):
+class FillsSlotsInAnyOrder(MisplacedShards):
     """A planted bug: a node gives its last free slot to the first shard that arrives."""
 
     __slots__ = ()
@@ -177,7 +177,7 @@ class FillsSlotsInAnyOrder(Strays):
         return 0
 
 
-class WaitsForever(Strays):
+class WaitsForever(MisplacedShards):
     """A planted bug: a shard leaves the last free slots to a lower rank without a limit of time."""
 
     __slots__ = ()
@@ -185,7 +185,7 @@ class WaitsForever(Strays):
     def slots_ahead(
         self, rank: Rank, shards: Mapping[Rank, Collection[Content | None]], *, waited_seconds: float
     ) -> int:
-        return Strays.slots_ahead(self, rank, shards, waited_seconds=0.0)
+        return MisplacedShards.slots_ahead(self, rank, shards, waited_seconds=0.0)
 
 
 class Relaunch:
@@ -203,7 +203,7 @@ class Relaunch:
         ranks_per_node: int = 1,
         slot_count: int = 2,
         reserves: Reserves = "never",
-        rules: type[Strays] = Strays,
+        rules: type[MisplacedShards] = MisplacedShards,
     ) -> None:
         self.ranks_per_node, self.rules, self.slot_count, self.reserves = ranks_per_node, rules, slot_count, reserves
         self.now = 0.0
@@ -282,8 +282,8 @@ class Relaunch:
             if self.base:
                 for rank in member.ranks:
                     node.steps.setdefault(rank, set()).add(self.base)
-            node.strays = self.rules.of(self.plan, member.node_id).loaded()
-            node.slots = dict.fromkeys((before & node.strays.placed) | set(member.ranks), self.slot_count)
+            node.misplaced_shards = self.rules.of(self.plan, member.node_id).loaded()
+            node.slots = dict.fromkeys((before & node.misplaced_shards.placed) | set(member.ranks), self.slot_count)
 
     # -- events of the relaunch
 
@@ -301,7 +301,7 @@ class Relaunch:
 
     @property
     def held(self) -> frozenset[Rank]:
-        return strayed(self.plan) - {rank for rank, _ in self.missing}
+        return misplaced_ranks(self.plan) - {rank for rank, _ in self.missing}
 
     def send(self, number: int) -> bool:
         """Send one missing copy of a shard to its holder. Return False if the copy does not arrive."""
@@ -317,18 +317,18 @@ class Relaunch:
         return has_arrived
 
     def announce(self, node: Node) -> None:
-        node.strays = node.strays.announced(self.committed, self.held)
-        node.drop_strays()
+        node.misplaced_shards = node.misplaced_shards.announced(self.committed, self.held)
+        node.drop_misplaced_shards()
 
     def restart(self, node: Node) -> None:
         """Restart the agent of a node, which keeps its slots and forgets all announcements."""
-        node.strays = self.rules.of(self.plan, node.node_id).loaded()
+        node.misplaced_shards = self.rules.of(self.plan, node.node_id).loaded()
         node.refused_at.clear()
         node.pinned.clear()
 
     @staticmethod
     def pin(node: Node) -> None:
-        """Begin to read the first of the strays that the node may drop."""
+        """Begin to read the first of the misplaced_shards that the node may drop."""
         node.pinned.update(node.leaving[:1])
 
     def pass_deadline(self) -> None:
@@ -419,13 +419,13 @@ def run(relaunch: Relaunch, numbers: Sequence[int], *, may_time_out: bool, cut: 
     for node in nodes:
         node.pinned.clear()
     while relaunch.missing or relaunch.committed == NONE:
-        heard = [node.strays for node in nodes]
+        heard = [node.misplaced_shards for node in nodes]
         sent_count = sum(relaunch.send(number) for number in range(len(relaunch.missing)) if relaunch.missing)
         relaunch.commit()
         for node in nodes:
             relaunch.announce(node)
         check()
-        if not sent_count and heard == [node.strays for node in nodes] and relaunch.committed == NONE:
+        if not sent_count and heard == [node.misplaced_shards for node in nodes] and relaunch.committed == NONE:
             assert may_time_out, f"nobody has room: {relaunch.missing}"
             if not relaunch.now:
                 relaunch.now = LAST_TRY_RATIO * relaunch.plan.timeouts.holder_deadline_seconds
@@ -437,7 +437,7 @@ def run(relaunch: Relaunch, numbers: Sequence[int], *, may_time_out: bool, cut: 
             relaunch.commit()
     for node in nodes:
         relaunch.announce(node)
-        assert set(node.steps) <= node.strays.placed, "a stray is left"
+        assert set(node.steps) <= node.misplaced_shards.placed, "a misplaced shard is left"
     assert all(relaunch.best_without(node_id) == relaunch.base for node_id in relaunch.nodes)
 
 
@@ -448,18 +448,18 @@ def test_two_pairs_exchange_a_node_without_waiting_for_the_deadline(
     sealed: bool, is_later: bool, ranks_per_node: int
 ) -> None:
     relaunch = Relaunch([0, 1, 0, 2], 2, [0], [1], [sealed] * 8, is_later=is_later, ranks_per_node=ranks_per_node)
-    assert strayed(relaunch.plan)
+    assert misplaced_ranks(relaunch.plan)
     run(relaunch, [], may_time_out=False)
 
 
 @pytest.mark.parametrize("ranks_per_node", [1, 2])
 @pytest.mark.parametrize("rules", [DropsAtFirstRequest, DropsAtFirstAnnouncement])
 def test_strays_that_are_dropped_before_the_new_holder_has_sealed_are_found(
-    rules: type[Strays], ranks_per_node: int
+    rules: type[MisplacedShards], ranks_per_node: int
 ) -> None:
     sealed = [True] * 3 * ranks_per_node + [False] * ranks_per_node
 
-    def relaunch(rules: type[Strays]) -> Relaunch:
+    def relaunch(rules: type[MisplacedShards]) -> Relaunch:
         return Relaunch([0, 1, 0, 2], 2, [0], [1], sealed, is_later=False, ranks_per_node=ranks_per_node, rules=rules)
 
     orders = [
@@ -467,19 +467,19 @@ def test_strays_that_are_dropped_before_the_new_holder_has_sealed_are_found(
         *([2 * one, 2 * other + 1] for one in range(8) for other in range(8)),
     ]
 
-    def run_all(rules: type[Strays]) -> None:
+    def run_all(rules: type[MisplacedShards]) -> None:
         for numbers in [*orders, [10, 29], [40, 2]]:
             run(relaunch(rules), numbers, may_time_out=False)
 
-    run_all(Strays)
+    run_all(MisplacedShards)
     with pytest.raises(AssertionError, match="costs a step"):
         run_all(rules)
 
 
 def test_a_stray_without_the_base_stays_although_its_owner_keeps_it_too() -> None:
-    """A node needs memory, and keeps a stray with an older step, although the stray's owner has this step too.
+    """A node needs memory, and keeps a misplaced shard with an older step, although the misplaced shard's owner has this step too.
 
-    Node n6 has two strays: step 9 of n3's shard, and steps 9 and 10 of n5's shard. Only n3 and n6 hold any step of n3's
+    Node n6 has two misplaced_shards: step 9 of n3's shard, and steps 9 and 10 of n5's shard. Only n3 and n6 hold any step of n3's
     shard. If n3 is lost too, step 9 on n6 is the only copy that remains.
     """
     lacks_newest = {2, 5, 6}
@@ -491,16 +491,16 @@ def test_a_stray_without_the_base_stays_although_its_owner_keeps_it_too() -> Non
 
 
 def test_a_stray_stays_if_its_owner_alone_has_the_base_of_another_rank() -> None:
-    """A node keeps an older step of a stray while the stray's owner alone has the base of another rank.
+    """A node keeps an older step of a misplaced shard while the misplaced shard's owner alone has the base of another rank.
 
-    Node n3 owns ranks 6 and 7, and n1 has strays of both. The base is step 10. Only n3 has step 10 of rank 7. If n3 is
+    Node n3 owns ranks 6 and 7, and n1 has misplaced_shards of both. The base is step 10. Only n3 has step 10 of rank 7. If n3 is
     lost, all ranks resume from step 9, so n1 must keep step 9 of both ranks.
     """
     lacks_newest = 7
     sealed = [replica != lacks_newest for replica in range(8)]
     relaunch = Relaunch([0, 0, 1, 0], 2, [0], [1], sealed, is_later=False, ranks_per_node=2)
-    strays = relaunch.nodes[NodeId("n1")].steps
-    assert (strays[Rank(6)], strays[Rank(7)]) == ({COMMITTED, NEWEST}, {COMMITTED})
+    misplaced_shards = relaunch.nodes[NodeId("n1")].steps
+    assert (misplaced_shards[Rank(6)], misplaced_shards[Rank(7)]) == ({COMMITTED, NEWEST}, {COMMITTED})
     run(relaunch, [], may_time_out=False)
 
 
@@ -511,7 +511,7 @@ def test_two_nodes_fill_their_last_slots_with_the_same_shards(reserves: Reserves
     The nodes could otherwise wait for each other in a circle:
 
     - n4 and n5 must receive ranks 0 and 1 from s0, the node that replaces n0. Each of them has one free slot. They get
-      further memory when they may drop their strays of ranks 4 and 5, which n1 must receive first.
+      further memory when they may drop their misplaced_shards of ranks 4 and 5, which n1 must receive first.
     - n1 has no free slot. It gets memory when it may drop its stray of rank 0 or of rank 1. It may drop this stray when
       both n4 and n5 have the base of the same rank.
 
@@ -519,7 +519,7 @@ def test_two_nodes_fill_their_last_slots_with_the_same_shards(reserves: Reserves
     deadline. If both receive rank 0, n1 can receive rank 4, and then n4 and n5 can receive rank 1.
     """
 
-    def relaunch(rules: type[Strays]) -> Relaunch:
+    def relaunch(rules: type[MisplacedShards]) -> Relaunch:
         sealed = [replica in {1, 3, 10, 11} for replica in range(24)]
         return Relaunch(
             [1, 1, 1, 0, 1, 1],
@@ -533,7 +533,7 @@ def test_two_nodes_fill_their_last_slots_with_the_same_shards(reserves: Reserves
             rules=rules,
         )
 
-    run(relaunch(Strays), [], may_time_out=False)
+    run(relaunch(MisplacedShards), [], may_time_out=False)
     waiting = relaunch(FillsSlotsInAnyOrder)
     run(waiting, [], may_time_out=True)
     assert waiting.out_of_view >= {(Rank(0), "n5"), (Rank(1), "n4"), (Rank(4), "n1"), (Rank(5), "n1")}
@@ -546,14 +546,14 @@ def test_a_node_gives_its_last_slot_to_a_higher_rank_if_the_lowest_rank_does_not
     slot to rank 1.
     """
 
-    def relaunch(rules: type[Strays]) -> Relaunch:
+    def relaunch(rules: type[MisplacedShards]) -> Relaunch:
         sealed = [replica in {1, 3, 10, 11} for replica in range(24)]
         return Relaunch([1, 1, 1, 0, 1, 1], 3, [0], [0], sealed, is_later=False, ranks_per_node=2, rules=rules)
 
-    made = relaunch(Strays)
+    made = relaunch(MisplacedShards)
     made.load()
     cut = [number for number, (rank, _) in enumerate(made.missing) if rank == 0]
-    run(relaunch(Strays), [], may_time_out=True, cut=cut)
+    run(relaunch(MisplacedShards), [], may_time_out=True, cut=cut)
     with pytest.raises(AssertionError, match="refuse shards although they have memory"):
         run(relaunch(WaitsForever), [], may_time_out=True, cut=cut)
 

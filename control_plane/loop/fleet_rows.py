@@ -1,6 +1,6 @@
 """The database rows about one fleet that decisions about all its jobs need.
 
-Invariant: one transaction reads all rows of a `Surroundings`. After a call of `forget`, `SharedRows.get` returns only
+Invariant: one transaction reads all rows of a `FleetRows`. After a call of `forget`, `SharedRows.get` returns only
 rows whose read began after this call.
 """
 
@@ -22,7 +22,7 @@ from everstep.protocol.ids import FleetName, NodeId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class FleetRows:
     """The rows about one fleet, which the job loop reads once for its decisions about all jobs of the fleet."""
 
     name: FleetName
@@ -37,13 +37,13 @@ class Surroundings:
 
 
 class SharedRows:
-    """A cache of `Surroundings` for the passes of one sweep. Used on the event loop; `read` runs in a thread."""
+    """A cache of `FleetRows` for the passes of one sweep. Used on the event loop; `read` runs in a thread."""
 
-    def __init__(self, read: Callable[[FleetName], Surroundings]) -> None:
+    def __init__(self, read: Callable[[FleetName], FleetRows]) -> None:
         self._read = read
-        self._reads: dict[FleetName, asyncio.Task[Surroundings]] = {}
+        self._reads: dict[FleetName, asyncio.Task[FleetRows]] = {}
 
-    async def get(self, name: FleetName) -> Surroundings:
+    async def get(self, name: FleetName) -> FleetRows:
         """Return the cached rows about a fleet, or read them. Concurrent callers share one read and its error."""
         read = self._reads.get(name)
         if read is None or (read.done() and (read.cancelled() or read.exception() is not None)):
@@ -58,9 +58,9 @@ class SharedRows:
             self._reads.pop(name, None)
 
 
-def read_surroundings(session: Session, name: FleetName) -> Surroundings:
+def read_fleet_rows(session: Session, name: FleetName) -> FleetRows:
     """Read the rows on which the decisions about all jobs of a fleet depend, in the caller's transaction."""
-    return Surroundings(
+    return FleetRows(
         name=name,
         fleets={FleetName(fleet.name): fleet for fleet in fleets.every(session)},
         jobs=jobs.unfinished(session, name),

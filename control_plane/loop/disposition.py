@@ -48,7 +48,7 @@ _LEAST_SECONDS, _LEAST_STEPS = 30.0, 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Disposition:
     """The duty of a job or a fleet, with the names that its sentences and the service's lists contain."""
 
     duty: PersonDuty
@@ -61,7 +61,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobStanding(Standing):
+class JobDisposition(Disposition):
     """The facts that a list of jobs states about one job, in addition to its row."""
 
     node_ids: tuple[str, ...]
@@ -73,34 +73,34 @@ class JobStanding(Standing):
 
 def everything(
     session: Session, agents: Mapping[NodeId, AgentView], now: float, *, also: Collection[str] = ()
-) -> dict[str, Standing]:
-    """Return the standing of each fleet, unfinished job and recently failed job, which can need a person.
+) -> dict[str, Disposition]:
+    """Return the disposition of each fleet, unfinished job and recently failed job, which can need a person.
 
     The key is `fleet/` and the name, or `job/` and the run id. `also` contains run ids of further ended jobs.
     """
     failed_after = datetime.fromtimestamp(now - duties.FAILED_SECONDS, UTC)
     shown = (*jobs.unfinished(session), *jobs.ended(session, failed_after=failed_after, also=also))
     of_fleet, of_job = of_fleets(session, fleets.every(session)), of_jobs(session, shown, agents, now)
-    found: dict[str, Standing] = {f"fleet/{name}": each for name, each in of_fleet.items()}
+    found: dict[str, Disposition] = {f"fleet/{name}": each for name, each in of_fleet.items()}
     return found | {f"job/{run_id}": each for run_id, each in of_job.items()}
 
 
-def of_fleets(session: Session, shown: Sequence[FleetRecord]) -> dict[str, Standing]:
-    """Return the standing of several fleets, by name."""
+def of_fleets(session: Session, shown: Sequence[FleetRecord]) -> dict[str, Disposition]:
+    """Return the disposition of several fleets, by name."""
     held = _grouped((node.fleet_name, _held_node(node)) for node in nodes.held(session))
     pauses = _pauses(session)
     found = {}
     for fleet in shown:
         facts = _fleet_facts(fleet, pauses, held.get(fleet.name, ()))
         duty, subject = duties.of_fleet(facts), Subject(fleet=facts)
-        found[fleet.name] = Standing(duty=duty, subject=subject, fleet_name=fleet.name, project=fleet.project)
+        found[fleet.name] = Disposition(duty=duty, subject=subject, fleet_name=fleet.name, project=fleet.project)
     return found
 
 
 def of_jobs(
     session: Session, shown: Sequence[SavedJob], agents: Mapping[NodeId, AgentView], now: float
-) -> dict[str, JobStanding]:
-    """Return the standing of several jobs, in any state, by run id. `now` is Unix seconds."""
+) -> dict[str, JobDisposition]:
+    """Return the disposition of several jobs, in any state, by run id. `now` is Unix seconds."""
     runs = [job.run_id for job in shown if job.ended_at is None]
     with_memory = {job.run_id: job.generation for job in shown if holds_memory(job)}
     totals = protection.totals(session, with_memory) if with_memory else {}
@@ -152,7 +152,7 @@ def of_jobs(
             checkpoints=_checkpoints(job, kept.get(job.run_id)),
             held=held.get(job.run_id, ()),
         )
-        found[job.run_id] = JobStanding(
+        found[job.run_id] = JobDisposition(
             duty=duties.of_job(facts, now),
             subject=Subject(
                 fleet=fleet,

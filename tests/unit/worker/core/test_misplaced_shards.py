@@ -1,6 +1,6 @@
-"""Tests when a new slot may take the memory of a stray: a slot whose shard the new plan places on other nodes.
+"""Tests when a new slot may take the memory of a misplaced shard: a slot whose shard the new plan places on other nodes.
 
-`tests/properties/worker/test_strays.py` tests whole relaunches.
+`tests/properties/worker/test_misplaced_shards.py` tests whole relaunches.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ from everstep.protocol.ids import FIRST_STEP, Generation, Rank, Step
 from everstep.protocol.parity import share_owner
 from everstep.protocol.plan import RankPlan, Relayout, SlotReference
 from tests.unit.worker.rank_plans import rank_plan
+from worker.core.misplaced_shards import MisplacedShards, misplaced_ranks
 from worker.core.rounds import NONE
 from worker.core.slots import Content
-from worker.core.strays import Strays, strayed
 
 STRAY, SIBLING, PLACED = Rank(5), Rank(4), Rank(0)
 OLDER, BASE = Content(Generation(1), Step(9)), Content(Generation(1), Step(10))
 
 
-def loaded(*, is_doubled: bool = False) -> Strays:
-    """Return the strays of a node that has steps 9 and 10 of a moved shard, after every node has loaded the plan.
+def loaded(*, is_doubled: bool = False) -> MisplacedShards:
+    """Return the misplaced_shards of a node that has steps 9 and 10 of a moved shard, after every node has loaded the plan.
 
     With `is_doubled`, the shard's owner also has step 9. In this case, the owner has the only copy of step 10 of its
     other rank, `SIBLING`.
     """
     doubled = {(STRAY, OLDER): frozenset({SIBLING})} if is_doubled else {}
-    return Strays(placed=frozenset({PLACED}), base=Step(10), needed=frozenset({Step(9)}), doubled=doubled).loaded()
+    return MisplacedShards(
+        placed=frozenset({PLACED}), base=Step(10), needed=frozenset({Step(9)}), doubled=doubled
+    ).loaded()
 
 
 def test_an_older_step_that_is_needed_makes_way_once_the_base_is_committed() -> None:
@@ -46,7 +48,7 @@ def test_the_base_makes_way_once_its_holders_have_it_or_a_later_step_is_committe
 
 
 def test_nothing_makes_way_before_every_node_has_loaded_and_no_placed_shard_ever() -> None:
-    assert not Strays(placed=frozenset({PLACED}), base=Step(10)).makes_way(STRAY, OLDER)
+    assert not MisplacedShards(placed=frozenset({PLACED}), base=Step(10)).makes_way(STRAY, OLDER)
     assert not loaded().announced(Step(11), [PLACED]).makes_way(PLACED, BASE)
 
 
@@ -56,7 +58,7 @@ def test_a_late_announcement_takes_nothing_back() -> None:
 
 
 class TestLastSlots:
-    """Tests how many free slots a node with strays and little memory leaves to other shards when it creates a slot."""
+    """Tests how many free slots a node with misplaced_shards and little memory leaves to other shards when it creates a slot."""
 
     LOW, MIDDLE, HIGH = Rank(1), Rank(2), Rank(3)
 
@@ -68,14 +70,14 @@ class TestLastSlots:
         waited_seconds: float = 0.0,
         committed: Step = NONE,
     ) -> int:
-        strays = Strays(
+        misplaced_shards = MisplacedShards(
             placed=frozenset({PLACED, self.LOW, self.MIDDLE, self.HIGH}),
             base=BASE.step,
             expected=frozenset({self.LOW, self.MIDDLE, self.HIGH}),
             patience_seconds=2.0,
         )
         slots: dict[Rank, list[Content | None]] = {PLACED: [BASE, None], STRAY: [OLDER, BASE], **(shards or {})}
-        return strays.announced(committed, []).slots_ahead(rank, slots, waited_seconds=waited_seconds)
+        return misplaced_shards.announced(committed, []).slots_ahead(rank, slots, waited_seconds=waited_seconds)
 
     def test_a_first_slot_leaves_one_slot_to_each_lower_rank_without_a_slot(self) -> None:
         assert [self.ahead(rank) for rank in (self.LOW, self.MIDDLE, self.HIGH)] == [0, 1, 2]
@@ -97,7 +99,7 @@ class TestLastSlots:
     def test_the_ranks_of_the_node_leave_nothing_and_a_node_without_strays_has_room_for_all(self) -> None:
         assert self.ahead(PLACED) == 0
         assert self.ahead(STRAY) == 0
-        without_strays = Strays(
+        without_strays = MisplacedShards(
             placed=frozenset({PLACED, self.LOW, self.HIGH}),
             base=BASE.step,
             expected=frozenset({self.LOW, self.HIGH}),
@@ -113,14 +115,14 @@ def test_a_node_expects_the_shards_and_shares_that_other_nodes_send_to_it() -> N
         RankPlan(rank=Rank(rank), holders=(names[rank], names[(rank + 1) % 3])) for rank in range(plan.world_size)
     )
     with_copies = msgspec.structs.replace(plan, base_step=BASE.step, ranks=copies)
-    assert Strays.of(with_copies, names[1]).expected == {0}
+    assert MisplacedShards.of(with_copies, names[1]).expected == {0}
     stripe = tuple(rank.rank for rank in plan.ranks)
     parity = tuple(RankPlan(rank=rank, holders=(names[rank], *names), stripe=stripe) for rank in stripe)
     with_parity = msgspec.structs.replace(plan, base_step=BASE.step, ranks=parity)
-    assert Strays.of(with_parity, names[1]).expected == {share_owner(Rank(1))}
+    assert MisplacedShards.of(with_parity, names[1]).expected == {share_owner(Rank(1))}
     from_nothing = msgspec.structs.replace(with_copies, base_step=FIRST_STEP)
     relayout = msgspec.structs.replace(with_copies, relayout=Relayout(world_size=2, shards=((), ())))
-    assert not any(Strays.of(each, names[1]).expected for each in (from_nothing, relayout))
+    assert not any(MisplacedShards.of(each, names[1]).expected for each in (from_nothing, relayout))
 
 
 def test_after_a_relayout_the_first_node_that_keeps_a_content_must_keep_it() -> None:
@@ -132,7 +134,7 @@ def test_after_a_relayout_the_first_node_that_keeps_a_content_must_keep_it() -> 
     nodes = tuple(msgspec.structs.replace(node, keep=keep) for node, keep in zip(plan.nodes, keeps, strict=True))
     relayout = Relayout(world_size=6, shards=((),) * 6)
     changed = msgspec.structs.replace(plan, base_step=BASE.step, nodes=nodes, relayout=relayout)
-    first, second = (Strays.of(changed, node.node_id) for node in nodes)
+    first, second = (MisplacedShards.of(changed, node.node_id) for node in nodes)
     assert first.sole == {(STRAY, BASE)}
     assert second.sole == {(SIBLING, BASE)}
     assert [second.loaded().makes_way(rank, BASE) for rank in (STRAY, SIBLING)] == [True, False]
@@ -145,10 +147,12 @@ def test_a_stray_is_a_shard_of_the_plan_on_a_node_that_is_none_of_its_holders() 
     plan = rank_plan(addresses=("127.0.0.1",) * 3, generation=2)
     for keeps, expected in (((0, 1), {0}), ((1,), set()), ((3,), set())):
         second = msgspec.structs.replace(plan.nodes[1], keep=tuple(map(kept, keeps)))
-        assert strayed(msgspec.structs.replace(plan, nodes=(plan.nodes[0], second, plan.nodes[2]))) == expected
+        assert misplaced_ranks(msgspec.structs.replace(plan, nodes=(plan.nodes[0], second, plan.nodes[2]))) == expected
 
 
 def test_a_shard_stops_waiting_for_its_turn_before_its_owner_drops_the_node() -> None:
     plan = msgspec.structs.replace(rank_plan(generation=2), base_step=BASE.step)
     deadline_seconds = plan.timeouts.holder_deadline_seconds
-    assert deadline_seconds / 2 < Strays.of(plan, plan.nodes[0].node_id).patience_seconds < 0.9 * deadline_seconds
+    assert (
+        deadline_seconds / 2 < MisplacedShards.of(plan, plan.nodes[0].node_id).patience_seconds < 0.9 * deadline_seconds
+    )

@@ -26,7 +26,7 @@ PASS_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 
 PHASE_SECONDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 
 
-class LoopFigures:
+class LoopMetrics:
     """Prometheus counters and histograms of one server. Safe for threads. `cloud` counts the calls to AWS."""
 
     def __init__(self, cloud: Sequence[Collector] = ()) -> None:
