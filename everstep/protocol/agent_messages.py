@@ -249,9 +249,7 @@ class ShardProtection(Message, frozen=True):
     reason: Text = ""
     """Why the shard is not fully protected; empty if every holder has the shard of recent steps."""
     verified: Annotated[tuple[tuple[Step, UnixSeconds], ...], HolderItems] = ()
-    """Newest verified step of each holder (-1: none) and the Unix time of its verification, in the order of `holders`.
-        
-    """
+    """Newest verified step (-1: none) of each holder, in the order of `holders`, and its Unix time."""
     unkept: UnkeptCause | None = None
     """Why the owner abandoned the newest proposed step; None: no step since the last commit."""
     lasts: bool = False
@@ -643,9 +641,7 @@ class AgentReport(Message, frozen=True):
     evidence_key: Path = ""
     """Key prefix of the stored logs; empty until the agent has stored them for a `KeepEvidence`."""
     is_warm: bool = True
-    """Whether ranks start without importing the job's modules first. False during such imports and after a failed one.
-        
-    """
+    """Whether ranks start without importing the job's modules. False while the agent imports them, or cannot."""
     exposure: Text = ""
     """A sentence that names data of the node or of other jobs that the job's code can read; empty: none."""
     sources: Annotated[tuple[HexDigest, ...], Items] = ()
@@ -765,9 +761,7 @@ class TakeCheckpoint(JobMessage, frozen=True):
 
     step: Step
     ends_exports: bool = False
-    """Whether AWS has announced the end of a node's instance. The agents then end an export that keeps a needed slot.
-        
-    """
+    """Whether AWS has announced an instance's end. The agents then end an export that keeps a needed slot."""
 
 
 class Rehearse(JobMessage, frozen=True):
@@ -801,9 +795,7 @@ class KillForDrill(RunMessage, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """Command to delete everything that the node stores of this run, repeated until the report no longer names the run.
-        
-    """
+    """Command to delete everything that the node stores of this run, until the report no longer names the run."""
 
     run: RunId
     unstored_count: int | None = None
@@ -856,9 +848,7 @@ class LogLines(RunMessage, frozen=True):
 
 
 class RunCommand(RunMessage, frozen=True):
-    """Command to run a program on the node of a rank. For an id that has already run, the agent only repeats the
-    result.
-    """
+    """Command to run a program on the node of a rank. For an id that has already run, the agent repeats the result."""
 
     command_id: str
     rank: Rank

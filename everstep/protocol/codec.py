@@ -55,9 +55,8 @@ _resolving = threading.Lock()
 
 
 def encode(message: Message) -> bytes:
-    """Return the encoded message, with the version and without a length prefix.
-
-    Raises OversizedMessage if the message is longer than `MAX_MESSAGE_BYTES`.
+    """Return the encoded message, with the version and without a length prefix. Raises OversizedMessage if the message
+    is longer than `MAX_MESSAGE_BYTES`.
     """
     data = _VERSION.pack(PROTOCOL_VERSION) + _encoder.encode(message)
     if len(data) > MAX_MESSAGE_BYTES:
@@ -72,7 +71,6 @@ def is_supported(message: Message, receiver_minor: int) -> bool:
 
 def resolve(kind: object) -> msgspec.msgpack.Decoder[object]:
     """Return a decoder of a type, the same one for repeated calls. Makes msgspec analyse the type's annotations now.
-
     Modules call it at import time for every type that they pass to `msgspec.convert`. msgspec exposes an unfinished
     analysis to other threads, and two simultaneous first uses of a class crash the process in msgspec's `_core`.
     """
@@ -115,9 +113,8 @@ def frame(message: Message) -> bytes:
 
 
 def frame_length(prefix: bytes, limit: int = MAX_MESSAGE_BYTES) -> int:
-    """Return the length that a frame's first four bytes announce.
-
-    Raises OversizedMessage if the length is above `limit`. The caller must not read the frame.
+    """Return the length that a frame's first four bytes announce. Raises OversizedMessage if the length is above
+    `limit`. The caller must not read the frame.
     """
     (length,) = LENGTH.unpack(prefix)
     if length > limit:

@@ -6,6 +6,8 @@
     ├── MalformedMessage    does not decode to the declared type: wrong field, type or value, trailing bytes
     ├── CorruptSlot         a slot header or index with a wrong digest or invalid bounds
     └── CorruptObject       a checkpoint object whose header is not Everstep's, or contradicts itself
+
+The process that rejects the input counts the error, and continues to run.
 """
 
 from __future__ import annotations

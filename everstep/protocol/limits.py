@@ -99,9 +99,8 @@ MessageBytes: TypeAlias = Annotated[bytes, Meta(max_length=1 << 20)]
 
 
 def cut(text: str, limit: int = MAX_TEXT_CHARACTERS) -> str:
-    """Return the text, or its beginning and an ellipsis, so that it has at most `limit` characters, at least 1.
-
-    Halves of surrogate pairs become escapes, because UTF-8 has none.
+    """Return the text, or its beginning and an ellipsis, so that it has at most `limit` characters, at least 1. Halves
+    of surrogate pairs become escapes, because UTF-8 has none.
     """
     sendable = text[: limit + 1].encode(errors="backslashreplace").decode()
     return sendable if len(sendable) <= limit else f"{sendable[: limit - 1]}…"

@@ -36,9 +36,8 @@ class LocalKeys:
 
     @classmethod
     def read(cls, file: Path) -> LocalKeys:
-        """Read the key pair from a file that belongs to this user and has mode 0600.
-
-        Raises UnusableKeys if the file is unreadable, is not a key pair, or is accessible to other users.
+        """Read the key pair from a file that belongs to this user and has mode 0600. Raises UnusableKeys if the file is
+        unreadable, is not a key pair, or is accessible to other users.
         """
         try:
             with file.open("rb") as opened:

@@ -39,9 +39,8 @@ _about: ContextVar[Mapping[str, object]] = ContextVar("_about", default={})  # n
 
 @contextmanager
 def about(**fields: object) -> Generator[None, None, None]:
-    """Add fields to every log line of the `with` block, in this task and in threads that the task awaits.
-
-    The fields are job, run, generation or node. A field that is None is left out.
+    """Add fields to every log line of the `with` block, in this task and in threads that the task awaits. The fields
+    are job, run, generation or node. A field that is None is left out.
     """
     token = _about.set({**_about.get(), **{name: value for name, value in fields.items() if value is not None}})
     try:
@@ -52,10 +51,8 @@ def about(**fields: object) -> Generator[None, None, None]:
 
 class RateLimit(logging.Filter):
     """Limits the lines of the given loggers and their children, so that callers cannot fill a server's log.
-    Thread-safe.
-
-    Lines are of one kind if their logger and their text without arguments are equal. Of each kind, `LINES_PER_PERIOD`
-    lines pass in `PERIOD_SECONDS`. The next line that passes states how many were left out.
+    Thread-safe. Lines are of one kind if their logger and their text without arguments are equal. Of each kind,
+    `LINES_PER_PERIOD` lines pass in `PERIOD_SECONDS`. The next line that passes states how many were left out.
     """
 
     def __init__(self, *loggers: str, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -84,9 +81,8 @@ class RateLimit(logging.Filter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats log lines for people, with every line of a record except the first indented.
-
-    It escapes control characters, so that text from a client cannot forge a log line or send commands to a terminal.
+    """Formats log lines for people, with every line of a record except the first indented. It escapes control
+    characters, so that text from a client cannot forge a log line or send commands to a terminal.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -104,8 +100,7 @@ def _escaped(text: str) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats log records as JSON lines. Fields of `about` override the fields that `always` returns for every record.
-    """
+    """Formats log records as JSON lines. `always` returns fields of every record, which those of `about` override."""
 
     def __init__(self, always: Callable[[], Mapping[str, object]] = dict) -> None:
         super().__init__()

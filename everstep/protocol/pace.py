@@ -15,10 +15,8 @@ LONGEST_SECONDS: Final = 10.0
 
 
 class Pace:
-    """Slows callers that share it down to a rate of work. Used on the event loop only.
-
-    A caller that pays more than `burst_seconds` beyond the time that has passed waits for the excess, at most
-    `LONGEST_SECONDS`.
+    """Slows callers that share it down to a rate of work. Used on the event loop only. A caller that pays more than
+    `burst_seconds` beyond the time that has passed waits for the excess, at most `LONGEST_SECONDS`.
     """
 
     def __init__(

@@ -19,10 +19,9 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def populate(address: int, size: int, *, is_written: bool, piece_bytes: int = PIECE_BYTES) -> bool:
-    """Allocate all pages of an address range now. Return whether the kernel allocated all of them.
-
-    Call this in a background thread: it takes 0.1 to 1 s per GiB of unused memory. `address` is rounded down to a page.
-    `piece_bytes` is the range of one system call, a multiple of the page size.
+    """Allocate all pages of an address range now. Return whether the kernel allocated all of them. Call this in a
+    background thread: it takes 0.1 to 1 s per GiB of unused memory. `address` is rounded down to a page. `piece_bytes`
+    is the range of one system call, a multiple of the page size.
     """
     advice = _MADV_POPULATE_WRITE if is_written else _MADV_POPULATE_READ
     return _advise(address, size, advice, piece_bytes)

@@ -59,9 +59,8 @@ class Survivor(Message, frozen=True):
 
 
 class Rebuild(Message, frozen=True):
-    """A lost shard, and the shards and shares from which a node rebuilds it.
-
-    All of them have the origin generation and the step of the `ShardSource` that contains this object.
+    """A lost shard, and the shards and shares from which a node rebuilds it. All of them have the origin generation and
+    the step of the `ShardSource` that contains this object.
     """
 
     lost: Contribution

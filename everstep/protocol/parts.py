@@ -57,9 +57,8 @@ class TensorPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 def are_disjoint(parts: Sequence[TensorPart], elements: int) -> bool:
-    """Return whether boxes fit into a stored tensor of `elements` elements without overlap.
-
-    Boxes of different logical tensors may occupy the same elements if the tensors are equal, such as tied parameters.
+    """Return whether boxes fit into a stored tensor of `elements` elements without overlap. Boxes of different logical
+    tensors may occupy the same elements if the tensors are equal, such as tied parameters.
     """
     if not all(part.fits(elements) for part in parts):
         return False
@@ -74,7 +73,6 @@ def whole(name: str, shape: tuple[int, ...]) -> TensorPart:
 
 def parts_of_range(name: str, shape: tuple[int, ...], begin: int, end: int, start: int) -> tuple[TensorPart, ...]:
     """Return the boxes that together cover the range [begin, end) of a logical tensor's elements, in row-major order.
-
     `start` is the place of the first element within the slot's tensor. The result has at most 2 · dimensions - 1 boxes.
     """
     parts: list[TensorPart] = []

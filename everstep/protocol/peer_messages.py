@@ -119,25 +119,22 @@ class Refused(Message, frozen=True):
 
 
 class ReserveShard(Message, frozen=True):
-    """The owner's request to a holder to reserve slots of `capacity_bytes` each, before the owner captures snapshots.
-    """
+    """The owner's request to reserve slots of `capacity_bytes` each, before it captures snapshots."""
 
     capacity_bytes: Count
     layout_hash: Digest
 
 
 class PreparingShard(Message, frozen=True):
-    """Report of the sender that it still works, so that the receiver does not count it as silent.
-
-    A holder sends it while it loads a shard, allocates slots, or waits for other members of a stripe. With parity, an
-    owner also sends it while it sends or delays its contribution.
+    """Report of the sender that it still works, so that the receiver does not count it as silent. A holder sends it
+    while it loads a shard, allocates slots, or waits for other members of a stripe. With parity, an owner also sends it
+    while it sends or delays its contribution.
     """
 
 
 class ShardReserved(Message, frozen=True):
-    """The holder's answer to `ReserveShard`, after which the owner may send snapshots.
-
-    If the allocation failed, the holder rejects any shard that does not fit.
+    """The holder's answer to `ReserveShard`, after which the owner may send snapshots. If the allocation failed, the
+    holder rejects any shard that does not fit.
     """
 
     capacity_bytes: Count
@@ -171,10 +168,9 @@ class ShardDigests(Message, frozen=True):
 
 
 class PrintedLines(Message, frozen=True):
-    """The newest lines that the owner's ranks printed.
-
-    The holder stores them before it acknowledges the shard whose `EndShard` follows. The next message of the session
-    continues after these lines. The session's first message may repeat lines that the holder already has.
+    """The newest lines that the owner's ranks printed. The holder stores them before it acknowledges the shard whose
+    `EndShard` follows. The next message of the session continues after these lines. The session's first message may
+    repeat lines that the holder already has.
     """
 
     first: Count
@@ -221,9 +217,8 @@ class ShardRefused(Message, frozen=True, omit_defaults=True):
 
 
 class HolderInventory(Message, frozen=True):
-    """The holder's verified copies of this shard, as the first message of a replica session.
-
-    From then on, the owner ignores acknowledgements that the holder sent earlier for other steps.
+    """The holder's verified copies of this shard, as the first message of a replica session. From then on, the owner
+    ignores acknowledgements that the holder sent earlier for other steps.
     """
 
     owner_rank: Rank
@@ -242,9 +237,7 @@ class FetchShard(Message, frozen=True):
 
 class UploadPart(Message, frozen=True):
     """An owner's request to a holder to upload one part of its copy to S3. The answer is `PartStored` or
-    `ShardRefused`.
-
-    The holder keeps the copy until the session ends.
+    `ShardRefused`. The holder keeps the copy until the session ends.
     """
 
     owner_rank: Rank
@@ -274,9 +267,8 @@ class PartStored(Message, frozen=True):
 
 
 class LoadShard(Message, frozen=True):
-    """An owner's request to another node, the helper, to read parts of the shard from S3.
-
-    The answer is `ReadyToLoad` once the helper has loaded its own shards, or `ShardRefused`.
+    """An owner's request to another node, the helper, to read parts of the shard from S3. The answer is `ReadyToLoad`
+    once the helper has loaded its own shards, or `ShardRefused`.
     """
 
     owner_rank: Rank
@@ -289,10 +281,8 @@ class LoadShard(Message, frozen=True):
 
 
 class ReadyToLoad(Message, frozen=True):
-    """The helper can now read parts of the shard from S3.
-
-    The owner sends the object's header, opens a stream, and requests chunks with `ShardWanted`. Each request names
-    whole upload parts of the object.
+    """The helper can now read parts of the shard from S3. The owner sends the object's header, opens a stream, and
+    requests chunks with `ShardWanted`. Each request names whole upload parts of the object.
     """
 
 
@@ -317,9 +307,7 @@ class ObjectHeader(Message, frozen=True):
 
 class OfferTensors(Message, frozen=True):
     """An owner's list of the tensors of one step, from which the coordinator's agent finds tensors that several ranks
-    have.
-
-    The answer is `TensorsDivided`.
+    have. The answer is `TensorsDivided`.
     """
 
     owner_rank: Rank
@@ -336,9 +324,8 @@ class TensorsDivided(Message, frozen=True):
     """The coordinator's answer to `OfferTensors`: which rank uploads which of the items."""
 
     objects: Annotated[tuple[SlotNumber, ...], Items] = ()
-    """For each item, the number of its S3 object; -1: the object of the owner's shard.
-
-    Empty if the coordinator's agent did not use the list. The owner then stores all items in the object of its shard.
+    """For each item, the number of its S3 object; -1: the object of the owner's shard. Empty if the coordinator's agent
+    did not use the list. The owner then stores all items in the object of its shard.
     """
     writes: Annotated[tuple[Count, ...], Items] = ()
     """Numbers of the objects that the owner uploads."""
@@ -360,10 +347,8 @@ def session_mac(
     listener: NodeId,
     job: JobName,
 ) -> bytes:
-    """Return the proof of `role` for one session: HMAC-SHA256 over all values that both sides sent.
-
-    The role is part of it, so a listener's proof is not valid as a dialler's. The caller must compare proofs in
-    constant time.
+    """Return the proof of `role` for one session: HMAC-SHA256 over all values that both sides sent. The role is part of
+    it, so a listener's proof is not valid as a dialler's. The caller must compare proofs in constant time.
     """
     parts = (
         b"everstep-peer-1",

@@ -101,17 +101,15 @@ class RankPlan(Message, frozen=True, omit_defaults=True):
 
 
 class Relayout(Message, frozen=True):
-    """The shards of a restored step that another job or a different number of ranks saved.
-
-    Each new rank fetches the earlier shards that contain its own elements.
+    """The shards of a restored step that another job or a different number of ranks saved. Each new rank fetches the
+    earlier shards that contain its own elements.
     """
 
     world_size: int
     """Number of ranks that made the restored step."""
     shards: tuple[tuple[ShardSource, ...], ...]
-    """Sources of each of these ranks' shards, in order of preference.
-
-    The kind is never `local`. If the source is the node itself, the node reads its own slot.
+    """Sources of each of these ranks' shards, in order of preference. The kind is never `local`. If the source is the
+    node itself, the node reads its own slot.
     """
 
 
@@ -144,10 +142,7 @@ def check_steps(value: str) -> int | None:
 
 
 def channel_variable(name: str) -> str:
-    """Return the environment variable with a channel's path, as SageMaker names it: `SM_CHANNEL_TRAIN` for `train`.
-
-    Hyphens become underscores.
-    """
+    """Return the environment variable with a channel's path, as SageMaker names it: `SM_CHANNEL_A_B` for `a-b`."""
     return "SM_CHANNEL_" + name.upper().replace("-", "_")
 
 
@@ -159,9 +154,7 @@ class ScriptPlan(Message, frozen=True):
     hyperparameters: dict[str, str]
     environment: dict[str, str]
     output: ObjectReference
-    """Key prefix. A rank's files are stored as `<key>gen=<g>/rank=<r>/<path>`; `kept_files` under the node's first
-    rank.
-    """
+    """Key prefix. A rank's files: `<key>gen=<g>/rank=<r>/<path>`. `kept_files` belong to the node's first rank."""
     logs: ObjectReference
     """Key prefix. `<key>gen=<g>/node=<n>/` contains a node's lines (`everstep.protocol.log_chunks`)."""
     role_arn: str = ""
@@ -172,18 +165,16 @@ class ScriptPlan(Message, frozen=True):
     project: str = ""
     """Empty from an older control plane."""
     secrets: dict[str, str] = msgspec.field(default_factory=dict[str, str])
-    """Location of each secret, by environment variable: `secretsmanager:NAME`, `ssm:NAME` or an ARN.
-
-    Only the node reads the values, directly from AWS. No Everstep message contains them.
+    """Location of each secret, by environment variable: `secretsmanager:NAME`, `ssm:NAME` or an ARN. Only the node
+    reads the values, directly from AWS. No Everstep message contains them.
     """
     arguments: tuple[str, ...] = ()
     """Arguments after those of the hyperparameters. Agents ignore them before `ARGUMENTS_SINCE_MINOR`."""
     module: str = ""
     """Name under which ranks run `entry_point` as `python -m` does; empty: as a script. As old as `arguments`."""
     kept_files: tuple[str, ...] = ()
-    """Patterns of files in the source directory that become outputs. As old as `arguments`.
-
-    A pattern is a file, a folder, or has one `*` (or `**`) for any characters.
+    """Patterns of files in the source directory that become outputs. As old as `arguments`. A pattern is a file, a
+    folder, or has one `*` (or `**`) for any characters.
     """
 
 
@@ -237,9 +228,8 @@ class GenerationPlan(Message, frozen=True):
     run: RunId
     generation: Generation
     parent: Generation
-    """The newest earlier generation whose ranks may have run; 0: none.
-
-    `base_step` is a step of that generation, or of a generation that it continued.
+    """The newest earlier generation whose ranks may have run; 0: none. `base_step` is a step of that generation, or of
+    a generation that it continued.
     """
     base_step: Step
     nodes: tuple[PlanNode, ...]
@@ -267,9 +257,7 @@ class GenerationPlan(Message, frozen=True):
 
     @property
     def base_shards(self) -> tuple[tuple[Rank, tuple[ShardSource, ...]], ...]:
-        """The owner and the sources of each shard of the restored step. With a relayout, owners are ranks of that
-        launch.
-        """
+        """Owner and sources of each shard of the restored step. With a relayout, owners are ranks of that launch."""
         if self.relayout is not None:
             return tuple((Rank(rank), sources) for rank, sources in enumerate(self.relayout.shards))
         return tuple((rank.rank, rank.sources) for rank in self.ranks)

@@ -118,10 +118,8 @@ OWN_METRICS = "everstep/"
 
 
 class Phase(IntEnum):
-    """Activity of a rank. Every phase has its own time limit.
-
-    In WAIT, the rank waits on purpose for something outside the job. In REHEARSE, it repeats earlier steps to prove
-    that a resume repeats them (`everstep.protocol.rehearsals`).
+    """Activity of a rank. Every phase has its own time limit. In WAIT, the rank waits on purpose for something outside
+    the job. In REHEARSE, it repeats earlier steps to prove that a resume repeats them (`everstep.protocol.rehearsals`).
     """
 
     START = 0
@@ -207,9 +205,7 @@ class RankHalf(msgspec.Struct, frozen=True, array_like=True):
     rehearsal_step: PageStep = NONE
     rehearsal_echo: Count = 0
     resume_revision: Count = 0
-    """Number of ends of a first pass over the data, and of changes of modules, parameters or groups, in this
-    generation.
-    """
+    """How often a first pass over the data ended, or modules, parameters or groups changed, in this generation."""
 
 
 resolve(AgentHalf)
@@ -255,10 +251,9 @@ def write_agent_half(page: memoryview, half: AgentHalf) -> None:
 
 
 def read_agent_half(page: memoryview) -> AgentHalf | None:
-    """Return the agent's half of the page, or None if no consistent content can be read now.
-
-    None means that the agent wrote during every attempt, or that a field has a value that this version does not define.
-    The rank then keeps the content that it read last, and reads the page again later.
+    """Return the agent's half of the page, or None if no consistent content can be read now. None means that the agent
+    wrote during every attempt, or that a field has a value that this version does not define. The rank then keeps the
+    content that it read last, and reads the page again later.
     """
     body = _read(page, 0, _AGENT.size)
     if body is None:
@@ -270,17 +265,14 @@ def read_agent_half(page: memoryview) -> AgentHalf | None:
 
 
 def write_rank_half(page: memoryview, half: RankHalf) -> None:
-    """Write the rank's half of the page.
-
-    Only the rank's training thread and its copier may call this, while they hold the session's lock.
+    """Write the rank's half of the page. Only the rank's training thread and its copier may call this, while they hold
+    the session's lock.
     """
     _write(page, _RANK_HALF, _RANK.pack(*msgspec.structs.astuple(half)))
 
 
 def read_rank_half(page: memoryview) -> RankHalf | None:
-    """Return the rank's half of the page, or None if the rank wrote during every attempt, or the script overwrote the
-    page.
-    """
+    """Return the rank's half of the page; None if the rank wrote meanwhile, or the script overwrote the page."""
     body = _read(page, _RANK_HALF, _RANK.size)
     if body is None:
         return None
@@ -322,9 +314,7 @@ class Arriving(Message, frozen=True):
 
 
 class EarlierLayout(Message, frozen=True):
-    """The division of a restored step that another job or number of ranks made. The rank requests shards by
-    `FetchShard`.
-    """
+    """The shards of a restored step that another job or number of ranks made, for `FetchShard`."""
 
     world_size: int
     """Number of ranks that made the restored step."""
@@ -333,9 +323,8 @@ class EarlierLayout(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Every node has verified the shards that its ranks restore, so the rank may restore.
-
-    With `relayout`, no shard is verified yet. The agent then verifies each earlier shard when a rank requests it.
+    """Every node has verified the shards that its ranks restore, so the rank may restore. With `relayout`, no shard is
+    verified yet. The agent then verifies each earlier shard when a rank requests it.
     """
 
     generation: Generation
@@ -349,9 +338,8 @@ class Welcome(Message, frozen=True):
 
 
 class FetchShard(Message, frozen=True):
-    """The rank's request for the whole shard of a rank of the launch that made the restored step.
-
-    Valid only after a `Welcome` with `relayout`. A rank repeats an unanswered request on a new connection.
+    """The rank's request for the whole shard of a rank of the launch that made the restored step. Valid only after a
+    `Welcome` with `relayout`. A rank repeats an unanswered request on a new connection.
     """
 
     generation: Generation
@@ -378,10 +366,8 @@ class SlotsRequest(Message, frozen=True):
 
 
 class SlotsGranted(Message, frozen=True):
-    """The current files of the rank's slots.
-
-    The agent repeats the message for a recreated file before it grants that slot on the page. A rank that reads a grant
-    must therefore first read all pending messages on the socket.
+    """The current files of the rank's slots. The agent repeats the message for a recreated file before it grants that
+    slot on the page. A rank that reads a grant must therefore first read all pending messages on the socket.
     """
 
     layout_hash: Digest
@@ -390,9 +376,8 @@ class SlotsGranted(Message, frozen=True):
 
 
 class SlotsRefused(Message, frozen=True):
-    """The agent has no memory for the requested slots, so the rank's state is not protected.
-
-    Training continues, and the agent votes ABANDON on each proposed step. Users see the reason.
+    """The agent has no memory for the requested slots, so the rank's state is not protected. Training continues, and
+    the agent votes ABANDON on each proposed step. Users see the reason.
     """
 
     layout_hash: Digest
@@ -400,10 +385,8 @@ class SlotsRefused(Message, frozen=True):
 
 
 class Capturing(Message, frozen=True):
-    """How much of a large snapshot the copier has already copied. Each message replaces the earlier ones.
-
-    The agent may send the finished part to holders. A later `Captured` or `Abandoned` reports whether the copy is
-    valid.
+    """How much of a large snapshot the copier has already copied. Each message replaces the earlier ones. The agent may
+    send the finished part to holders. A later `Captured` or `Abandoned` reports whether the copy is valid.
     """
 
     generation: Generation
@@ -467,8 +450,7 @@ class UnkeptCause(StrEnum):
 
 
 class Abandoned(Message, frozen=True):
-    """The rank does not copy `step` into its slot, or has cancelled the copy. The copier no longer writes to the slot.
-    """
+    """The rank does not copy `step`, or has cancelled the copy. The copier no longer writes to the slot."""
 
     generation: Generation
     step: Step
@@ -506,9 +488,8 @@ class IdleSpan(Message, frozen=True, kw_only=False):
 
 
 class IdleSpans(Message, frozen=True):
-    """Result of the network profiler. A later message replaces an earlier one.
-
-    Only the rank with LOCAL_RANK 0 sends it, because collectives synchronize the ranks of a node.
+    """Result of the network profiler. A later message replaces an earlier one. Only the rank with LOCAL_RANK 0 sends
+    it, because collectives synchronize the ranks of a node.
     """
 
     generation: Generation
@@ -531,8 +512,7 @@ class LogRecord(Message, frozen=True):
 
 
 class Logged(Message, frozen=True):
-    """Metric values logged since the previous message. `dropped_count` counts log calls whose values the rank dropped.
-    """
+    """Metric values logged since the previous message. `dropped_count` counts dropped log calls."""
 
     generation: Generation
     records: Annotated[tuple[LogRecord, ...], Items]
@@ -592,9 +572,8 @@ def files_of(message: Message) -> tuple[str, ...]:
 
 
 def with_files(message: AgentToRank, files: Sequence[str]) -> AgentToRank:
-    """Replace the files of an agent's message, for example by paths that a rank can open.
-
-    `files` has as many names as `files_of` returns, in its order. A message without files stays unchanged.
+    """Replace the files of an agent's message, for example by paths that a rank can open. `files` has as many names as
+    `files_of` returns, in its order. A message without files stays unchanged.
     """
     match message:
         case Arriving():

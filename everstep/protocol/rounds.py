@@ -113,9 +113,8 @@ class Announcement(Message, frozen=True, omit_defaults=True):
     ends_exports: bool = False
     """Whether agents end the export, because a checkpoint needs its slot and an instance is about to end."""
     held: Annotated[tuple[Rank, ...], Items] = ()
-    """Ranks whose shard of the restored or a later step is complete on every holder.
-
-    Only ranks with a shard on another node are listed. That node may free the shard.
+    """Ranks whose shard of the restored or a later step is complete on every holder. Only ranks with a shard on another
+    node are listed. That node may free the shard.
     """
     is_silent: bool = False
     """Whether a restarted coordinator waits for the first report of every node. Then only the term is valid."""

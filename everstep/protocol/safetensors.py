@@ -172,10 +172,8 @@ class Restore:
     rank: str
     step: str
     origin_generation: str
-    """The generation that made the shard.
-
-    No digest covers this value, the job, the run, the rank and the step. A reader must compare them with expected
-    values.
+    """The generation that made the shard. No digest covers this value, the job, the run, the rank and the step. A
+    reader must compare them with expected values.
     """
     chunk_digests: bytes
     """They hash to `payload_digest`, so a reader can verify single chunks."""
@@ -209,10 +207,9 @@ def tensors_in_order(index: SlotIndex) -> list[TensorEntry]:
 def encode_header(
     header: SlotHeader, packed_index: bytes, chunk_digests: bytes, shared: SharedGroups = NOTHING_SHARED
 ) -> bytes:
-    """Return the length field and the JSON header of a shard's checkpoint object.
-
-    `chunk_digests` must hash to the header's digest. Raises CorruptSlot if the index is invalid, and OversizedMessage
-    if the header would exceed the limit of safetensors.
+    """Return the length field and the JSON header of a shard's checkpoint object. `chunk_digests` must hash to the
+    header's digest. Raises CorruptSlot if the index is invalid, and OversizedMessage if the header would exceed the
+    limit of safetensors.
     """
     metadata = _Metadata(
         everstep=_format_of(shared),
@@ -237,7 +234,6 @@ def encode_header(
 
 def encode_shared_header(entries: Sequence[TensorEntry]) -> bytes:
     """Return the length field and the JSON header of a shared S3 object, with `entries` in the order of their data.
-
     Equal tensors give equal headers, even of different shards or steps. Raises OversizedMessage if the header would
     exceed the limit of safetensors.
     """
@@ -270,9 +266,8 @@ def _header(entries: Sequence[TensorEntry], metadata: _Metadata | None) -> bytes
 
 
 def plan_restore(header: bytes, object_bytes: int) -> Restore:
-    """Parse an object's JSON header without its length field, and return the source of each byte of the payload.
-
-    Raises CorruptObject if the header is not Everstep's, or contradicts itself or the object's size.
+    """Parse an object's JSON header without its length field, and return the source of each byte of the payload. Raises
+    CorruptObject if the header is not Everstep's, or contradicts itself or the object's size.
     """
     try:
         described = _HEADER.decode(header)

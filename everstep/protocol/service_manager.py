@@ -44,8 +44,7 @@ class ServiceManager:
                 log.warning("systemd does not receive %s: %s", state, error)
 
     async def keep_alive(self) -> None:
-        """Report repeatedly that the event loop runs, until the task is cancelled. Return at once without a watchdog.
-        """
+        """Report repeatedly that the event loop runs, until cancelled. Return at once without a watchdog."""
         while self.report_seconds is not None:
             self.notify("WATCHDOG=1")
             await asyncio.sleep(self.report_seconds)

@@ -26,18 +26,16 @@ _Lists = tuple[tuple[SharedObject, ...], tuple[SharedObject, ...]]
 
 
 class SharedLists:
-    """The lists in the last report on a connection, as one end stores them.
-
-    The sender calls `shorten`, and the receiver calls `complete`. Each end has its own object.
+    """The lists in the last report on a connection, as one end stores them. The sender calls `shorten`, and the
+    receiver calls `complete`. Each end has its own object.
     """
 
     def __init__(self) -> None:
         self._known: dict[bytes, _Lists] = {}
 
     def shorten(self, report: AgentReport) -> AgentReport:
-        """Return the report with digests in place of the lists that the receiver already has.
-
-        The caller must send every returned report on the connection, in the order of the calls.
+        """Return the report with digests in place of the lists that the receiver already has. The caller must send
+        every returned report on the connection, in the order of the calls.
         """
         known = dict(self._known)
 
@@ -58,9 +56,8 @@ class SharedLists:
         return result
 
     def complete(self, report: AgentReport) -> AgentReport:
-        """Return the next report of the connection with all lists.
-
-        Raises MalformedMessage if the report has the digest of a list that the last report did not contain.
+        """Return the next report of the connection with all lists. Raises MalformedMessage if the report has the digest
+        of a list that the last report did not contain.
         """
         known = dict(self._known)
 

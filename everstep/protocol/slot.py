@@ -141,7 +141,6 @@ def payload_digest(payload: bytes | bytearray | memoryview) -> bytes:
 
 def state_digest(chunk_digests: bytes, rest: bytes | bytearray | memoryview) -> bytes:
     """Return the digest of a payload's tensors, which is equal whenever a step is repeated bit-identically.
-
     `chunk_digests` are those of the first chunks without a part of the index, and `rest` the bytes between these and
     the index. The index is excluded, because its values may contain times, or sets in the order of one process.
     """
@@ -189,9 +188,8 @@ def align(offset: int) -> int:
 
 
 def pack_header(header: SlotHeader) -> bytes:
-    """Return the header page, `HEADER_BYTES` long.
-
-    Raises ValueError if the job name is longer than 64 bytes, or the run id is not 32 hexadecimal digits.
+    """Return the header page, `HEADER_BYTES` long. Raises ValueError if the job name is longer than 64 bytes, or the
+    run id is not 32 hexadecimal digits.
     """
     job = header.job.encode()
     run = bytes.fromhex(header.run)
@@ -282,9 +280,8 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     parts: tuple[TensorPart, ...] | None = None
     """None: the tensor is the whole logical tensor of the same name."""
     is_frozen: bool = False
-    """Whether the script declares that training does not change the tensor (`requires_grad=False`).
-
-    The script can be wrong: averaged weights are often declared so. Readers must not rely on the value.
+    """Whether the script declares that training does not change the tensor (`requires_grad=False`). The script can be
+    wrong: averaged weights are often declared so. Readers must not rely on the value.
     """
 
     @property

@@ -29,14 +29,11 @@ class SlotValues(msgspec.Struct, frozen=True, array_like=True):
     """All other plain values, such as data positions and random generators (`state_tree.encode`)."""
     pretrained: dict[str, str] = {}
     """`config.json` of each model of Hugging Face's transformers, by the model's path within the names of parameters.
-
     The path is empty if the script registered the model itself. Slots of earlier versions have no such field.
     """
     files: dict[str, bytes] = {}
     """Further files for an export, compressed by zlib, by the model's path, a colon and the file's name. Only on rank
-    0.
-
-    They are `ADAPTER_FILE`, `BASE_FILE`, `GENERATION_FILE` and the files of the tokenizer. Slots of earlier versions
+    0. They are `ADAPTER_FILE`, `BASE_FILE`, `GENERATION_FILE` and the files of the tokenizer. Slots of earlier versions
     have no such field.
     """
 

@@ -23,10 +23,9 @@ class RefusedMember(Exception):
 
 
 def clean_path(member: tarfile.TarInfo) -> str:
-    """Return the normalized relative path of a member, without `.` components; empty for the top directory.
-
-    Callers check each member before they read its content. A path is at most `PATH_BYTES` long and `PATH_DEPTH` deep.
-    Raises RefusedMember if the member is a link, device or sparse file, has a negative size, or has an invalid path.
+    """Return the normalized relative path of a member, without `.` components; empty for the top directory. Callers
+    check each member before they read its content. A path is at most `PATH_BYTES` long and `PATH_DEPTH` deep. Raises
+    RefusedMember if the member is a link, device or sparse file, has a negative size, or has an invalid path.
     """
     name = member.name
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE) or member.issparse():

@@ -26,8 +26,7 @@ _TOKENS: Final = re.compile(f"(?P<color>{SGR})|(?P<gone>{_STRING}|{_CSI}|{_ESCAP
 
 
 def visible(text: str, *, keeps_colors: bool = False) -> str:
-    """Return text without control sequences; other control characters become `REPLACEMENT`. Tabs and line feeds stay.
-    """
+    """Return text without control sequences. `REPLACEMENT` replaces other controls except tabs and line feeds."""
     if text.isprintable():
         return text
     return _TOKENS.sub(partial(_shown, keeps_colors=keeps_colors), text.replace("\r\n", "\n"))
