@@ -215,6 +215,8 @@ class RankStatus(Message, frozen=True):
 
 
 class RankStacks(Message, frozen=True):
+    """The Python stacks of one rank, in answer to the `TakeStacks` with this number."""
+
     rank: Rank
     number: Count
     text: LongText
@@ -441,6 +443,7 @@ class OutputFailure(Message, frozen=True, tag="UnstoredOutput"):
 
     rank: Rank
     path: Path
+    """Path in the rank's output folder or, for NOT_KEPT, in the source directory. A slash at its end names a folder."""
     cause: OutputCause
     generation: Generation | None = None
     """None, from older agents: the generation of the report."""
@@ -492,6 +495,7 @@ class NodeNotice(Message, frozen=True):
     kind: NoticeKind
     message: Text
     ends_at_seconds: UnixSeconds | None = None
+    """Unix time from which the instance may be unavailable; None if AWS announces none."""
 
 
 class EndedRanks(Message, frozen=True):
@@ -500,6 +504,7 @@ class EndedRanks(Message, frozen=True):
     generation: Generation
     """The ranks' generation."""
     boundary: Step
+    """The highest number of finished steps of any of the ranks; -1 if none had restored its state."""
 
 
 class PageCommit(Message, frozen=True):
@@ -536,6 +541,7 @@ class MemberReport(Message, frozen=True):
     inventory: Annotated[tuple[SlotRecord, ...], Items] = ()
     """The node's complete shards at the promise. Sent only while PROMISED."""
     ended: EndedRanks | None = None
+    """The run's newest earlier generation on this node; None if there is none. Sent only while PROMISED."""
     commits: Annotated[tuple[PageCommit, ...], Items] = ()
     """One entry per generation with a commit on this node's pages, oldest first. Sent only while PROMISED."""
     ranks: Annotated[tuple[RankStatus, ...], RankItems] = ()
@@ -566,6 +572,7 @@ class MemberReport(Message, frozen=True):
 
     @property
     def unstored(self) -> tuple[OutputFailure, ...]:
+        """Outputs of the node's ranks that are not in S3."""
         return tuple(fault.output for fault in self.faults if fault.output is not None)
 
 
@@ -710,6 +717,7 @@ class PeerCertificate(Message, frozen=True):
     certificate: bytes
     """X.509 in DER, for the key in `Hello.public_key` and the name `peer_uri`."""
     authority: bytes
+    """The certificate of the fleet's authority, X.509 in DER."""
 
 
 class JobMessage(Message, frozen=True):
@@ -753,6 +761,8 @@ class StopTraining(JobMessage, frozen=True):
 
 
 class HaltRanks(JobMessage, frozen=True):
+    """Command to kill this node's ranks now, because the generation is over."""
+
     reason: str
 
 
@@ -891,6 +901,8 @@ class HoldSnapshot(RunMessage, frozen=True):
 
 
 class HeldShard(Message, frozen=True):
+    """A shard that a node keeps for an export, described as the checkpoint object that the node would store in S3."""
+
     rank: Rank
     origin_generation: Generation
     object_bytes: Count

@@ -106,6 +106,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     @property
     def shared(self) -> tuple[SharedObject, ...]:
+        """All frozen and replicated objects."""
         return (*self.frozen, *self.replicated)
 
 

@@ -244,6 +244,7 @@ class UploadPart(Message, frozen=True):
     origin_generation: Generation
     step: Step
     digest: Digest
+    """Digest of the shard's payload."""
     object: ObjectReference
     object_bytes: Count
     upload_id: Path

@@ -79,6 +79,7 @@ class PlanNode(Message, frozen=True):
     address: str
     peer_port: int
     ranks: tuple[Rank, ...]
+    """Consecutive. A rank's index in this tuple is its LOCAL_RANK."""
     keep: tuple[SlotReference, ...] = ()
     """Shards that the node must not overwrite before the generation's first commit."""
 
@@ -151,6 +152,7 @@ class ScriptPlan(Message, frozen=True):
 
     source: SourceArchive
     entry_point: str
+    """Relative path of a Python file in the source tree."""
     hyperparameters: dict[str, str]
     environment: dict[str, str]
     output: ObjectReference
@@ -193,6 +195,7 @@ class CheckpointPlan(Message, frozen=True):
     stored_step: Step = FIRST_STEP
     """Step of the newest complete checkpoint of this generation's history; 0: none."""
     interval_seconds: float = 0.0
+    """0 disables checkpoints at a fixed interval."""
     max_overhead: float = 0.0
     """Training time that checkpoints may add, as a fraction, for an automatic interval; 0: not automatic."""
     max_bytes_per_second: float = 0.0
@@ -245,6 +248,7 @@ class GenerationPlan(Message, frozen=True):
     relayout: Relayout | None = None
     """Set if another job or number of ranks made the restored step. All `RankPlan.sources` are then empty."""
     max_slowdown: float = DEFAULT_MAX_SLOWDOWN
+    """Largest fraction of the mean iteration time that snapshots may add. Above it, ranks snapshot fewer steps."""
     encrypts_peers: bool = False
     """Whether all connections between nodes use TLS."""
     is_elastic: bool = False

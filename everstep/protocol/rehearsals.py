@@ -40,6 +40,8 @@ class RehearsalVerdict(StrEnum):
 
 
 class ScriptLine(Message, frozen=True):
+    """The line of the script that belongs to a difference."""
+
     name: RehearsalText
     """The changed variable, or the value of `ReplayDifference.names` that the line fetches, sets or logs."""
     file: RehearsalText

@@ -69,7 +69,9 @@ class AgentLink(Protocol):
     """The connection between a session and its agent."""
 
     @property
-    def generation(self) -> Generation: ...
+    def generation(self) -> Generation:
+        """The generation of this rank."""
+        ...
 
     @property
     def has_agent(self) -> bool:
@@ -131,6 +133,8 @@ class AgentLink(Protocol):
 
 
 class NullLink:
+    """Link of a script without an agent. Its methods do nothing or return empty results."""
+
     generation = Generation(0)
     has_agent = False
     slots = None

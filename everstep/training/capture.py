@@ -24,6 +24,8 @@ MIN_INDEX_ROOM_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
+    """One tensor of the training state, which snapshots copy."""
+
     name: str
     tensor: torch.Tensor
     """The tensor object itself, whose version and address show changes; on the meta device if it does not exist yet."""
@@ -37,12 +39,11 @@ class StateTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CapturePlan:
-    """The tensors to copy into a slot, and their offsets. A plan is valid until a tensor's presence or shape
-    changes.
-    """
+    """The tensors to copy into a slot, and their offsets. A new shape or a missing tensor needs a new plan."""
 
     entries: tuple[TensorEntry, ...]
     gaps: tuple[tuple[int, int], ...]
+    """Ranges between tensors. The rank fills them with zeros, because old bytes would change the digest."""
     index_offset: int
     index: IndexWriter
 
@@ -52,9 +53,7 @@ class CapturePlan:
         tensors: Iterable[StateTensor],
         parts: Mapping[str, tuple[TensorPart, ...]] | None = None,
     ) -> CapturePlan:
-        """Make a plan of all tensors in slot order. `parts` has the boxes of those that are not whole logical
-        tensors.
-        """
+        """Make a plan of all tensors in slot order. `parts` has boxes of those that are not whole logical tensors."""
         entries, gaps, offset, named = [], [], 0, parts or {}
         for state in tensors:
             tensor = state.tensor
@@ -134,6 +133,7 @@ class SlotMemory:
         return len(plan.index.prefix) + len(suffix)
 
     def bytes_at(self, start: int, stop: int) -> memoryview:
+        """Return a view of the payload's bytes."""
         return memoryview(self._map)[HEADER_BYTES + start : HEADER_BYTES + stop]
 
     def prefault(self) -> None:

@@ -84,9 +84,7 @@ class Adapter(Protocol):
         ...
 
     def foresee(self) -> AdapterState | None:
-        """Predict the state after each optimizer's first step, with missing tensors on the meta device, or
-        return None.
-        """
+        """Predict the state after each optimizer's first step, with missing tensors on the meta device, else None."""
 
     def parts(self, states: Sequence[StateTensor]) -> Mapping[str, tuple[TensorPart, ...]]:
         """Return the boxes of each stored tensor by its name, when the tensors of a snapshot or their shapes change. A
@@ -154,6 +152,8 @@ class Adapter(Protocol):
 
 
 class NamedTensors:
+    """Caches the named tensors of a state, until a tensor object of this state is replaced."""
+
     def __init__(self) -> None:
         self._key: object = None
         self._live: list[torch.Tensor] = []
@@ -198,6 +198,7 @@ class NamedOptimizer:
 
     @property
     def prefix(self) -> str:
+        """Prefix of the names of this optimizer's tensors in a snapshot."""
         return f"optimizer/{self.name}/" if self.name else "optimizer/"
 
     def observe(self) -> tuple[list[StateTensor], Tree]:
@@ -428,6 +429,7 @@ class ExtraStates:
         self._loaded: Mapping[str, Tree] = {}
 
     def add(self, prefix: str, model: torch.nn.Module) -> None:
+        """Add a model. Raises CannotResume if an extra state lacks a setter, or is not plain values and tensors."""
         found = [
             (path, module)
             for path, module in model.named_modules()
@@ -444,9 +446,11 @@ class ExtraStates:
 
     @property
     def names(self) -> Sequence[str]:
+        """Names of the extra states in a snapshot."""
         return list(self._modules)
 
     def follow(self, replaced: Mapping[torch.nn.Module, torch.nn.Module]) -> None:
+        """Use other modules in place of those that the script has replaced by them."""
         self._modules = {name: replaced.get(module, module) for name, module in self._modules.items()}
 
     def observe(self) -> dict[str, Tree]:

@@ -54,6 +54,7 @@ class Buffers:
 
     @property
     def places(self) -> Sequence[Place]:
+        """Every buffer that the registered models have had so far."""
         return self._places
 
     def add(self, prefix: str, model: torch.nn.Module, names: Sequence[str]) -> None:

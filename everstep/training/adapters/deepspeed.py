@@ -104,15 +104,14 @@ class DeepSpeedAdapter:
         self.check()
         self._facts = self._describe()
 
-    def prepare(self) -> None: ...
+    def prepare(self) -> None:
+        """Do nothing, because `deepspeed.initialize` has already determined ZeRO's layout."""
 
     def facts(self) -> dict[str, str]:
         return self._facts
 
     def check(self) -> None:
-        """Raise CannotResume for replaced modules, uncopyable buffers, a `boundary` between micro-batches, and changed
-        betas. The set of parameters that ZeRO optimizes is constant after `deepspeed.initialize`.
-        """
+        """Return a master weight's optimizer state with its boxes. Missing state becomes zeros, as in DeepSpeed."""
         if self._tree.has_changed():
             refused = refusal(self._name, self._tree, ModuleTree({"": self._engine.module}), follows=False)
             if refused is not None:
@@ -183,7 +182,7 @@ class DeepSpeedAdapter:
         return {**found, **self._buffers.transient_parts()}
 
     def expect_restore(self) -> Sequence[Arena]:
-        return ()
+        return ()  # `deepspeed.initialize` has already created all state.
 
     @torch.no_grad()
     def load(self, tensors: SavedTensors, values: Tree) -> None:
@@ -228,9 +227,7 @@ class DeepSpeedAdapter:
     def _state_targets(
         self, name: str, master: torch.Tensor, parts: Sequence[TensorPart], earlier: EarlierTensors
     ) -> list[LoadTarget]:
-        """Return the optimizer state of one master weight, with its boxes. Missing state becomes zeros, as in
-        DeepSpeed.
-        """
+        """Return a master weight's optimizer state with its boxes. Missing state becomes zeros, as in DeepSpeed."""
         prefix = self._optimizer.prefix
         owners = {part.name: earlier.entries(prefix + part.name.removeprefix("model/")) for part in parts}
         # `known` contains optimizer state by parameter. The keys and dtypes of this rank's state are read from it. If
@@ -343,7 +340,8 @@ class DeepSpeedAdapter:
     def batches_per_step(self) -> int | None:
         return int(self._engine.gradient_accumulation_steps())
 
-    def end_step(self) -> None: ...
+    def end_step(self) -> None:
+        """Do nothing, because the engine counts its own steps."""
 
     def _counters(self) -> dict[str, Tree]:
         scaler = getattr(self._zero, "loss_scaler", None)

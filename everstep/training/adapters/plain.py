@@ -107,7 +107,8 @@ class PlainAdapter:
             self._watch_gradients(named)
         self._facts = self._describe()
 
-    def prepare(self) -> None: ...
+    def prepare(self) -> None:
+        """Do nothing, because with plain torch the first step of a launch computes like all later steps."""
 
     def facts(self) -> dict[str, str]:
         return self._facts
@@ -181,6 +182,7 @@ class PlainAdapter:
                 )
 
     def boxes(self, states: Sequence[StateTensor]) -> dict[str, tuple[TensorPart, ...]]:  # noqa: ARG002
+        """Return the boxes of sharded tensors by name."""
         return {}
 
     def expect_restore(self) -> Sequence[Arena]:
