@@ -1,7 +1,6 @@
 """Imports submodules of torch when a job's script uses one that nothing has imported.
 
-A warm rank is forked from a process that has imported many of these submodules, and a cold rank is not. With this
-module, a script that uses `torch.distributed.checkpoint` without an import runs in both.
+Only a warm rank is forked from a process that has imported many of them. So that scripts run in both kinds of ranks.
 """
 
 from __future__ import annotations
