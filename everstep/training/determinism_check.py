@@ -126,9 +126,7 @@ class DeterminismCheck:
             self.end()
 
     def end(self) -> None:
-        """Store the record, and start the next pass or report. Does not return. After an error, further calls do
-        nothing.
-        """
+        """Store the record, and start the next pass or report. Does not return. After an error, it does nothing."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -144,7 +142,7 @@ class DeterminismCheck:
         self._report()
 
     def _received(self, name: str, item: object) -> object:
-        """Store the record, and start the next pass or report. Does not return. After an error, it does nothing."""
+        """Record a batch that the script receives, and return it without its `BatchTrace`."""
         batch, trace = untraced(item)
         recorder = self._records
         if trace is None:

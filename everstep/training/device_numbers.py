@@ -119,9 +119,7 @@ class DeviceNumbers:
             self._ring.add(record.step, {**record.known, **arrived}, record.at_seconds)
 
     def close(self) -> None:
-        """Wait for all logged values, and pass them on. Values that a failed device does not return count as
-        dropped.
-        """
+        """Wait for all logged values, and pass them on. Values of a failed device count as dropped."""
         try:
             for record in self._records:
                 for each in record.coming:
@@ -144,7 +142,7 @@ class DeviceNumbers:
 
 
 def _sent(places: _Places, tensors: Mapping[str, torch.Tensor]) -> _Coming:
-    """Wait for all logged values, and pass them on. Values of a failed device count as dropped."""
+    """Enqueue the copies of logged values to pinned host memory."""
     device, stream, event = places.device, places.device.current_stream(), places.device.new_event()
     taken = {name: places.free.pop() for name in tensors}
     for name, place in taken.items():

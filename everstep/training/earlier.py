@@ -101,9 +101,7 @@ class EarlierShard:
 
 
 def map_shard(path: Path, run: RunId, rank: Rank, step: Step) -> EarlierShard:
-    """Map the slot file with an earlier rank's shard. Raises RestoreMismatch if it is unreadable or holds another
-    shard.
-    """
+    """Map an earlier rank's slot file. Raises RestoreMismatch if it is unreadable or holds another shard."""
     try:
         with path.open("rb") as file:
             memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
@@ -157,7 +155,7 @@ def fetch_order(earlier_size: int, here: Sequence[Rank], rank: Rank, world_size:
 
 @dataclass(slots=True)
 class HeldTensor:
-    """Map an earlier rank's slot file. Raises RestoreMismatch if it is unreadable or holds another shard."""
+    """The boxes of one logical tensor in the mapped earlier shards."""
 
     dtype: str
     """As in torch, for example `float32`."""

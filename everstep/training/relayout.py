@@ -117,16 +117,14 @@ def _planned(
 
 @dataclass(frozen=True, slots=True)
 class Relaid:
-    """A saved step, converted to this rank's layout and checked, but not loaded yet. Implements
-    `restore.Restorable`.
-    """
+    """A saved step, converted to this rank's layout and checked, but not loaded yet (`restore.Restorable`)."""
 
     tensors: SavedTensors
     adapter_values: Tree
     other_values: Tree
 
     def adapters(self) -> Tree:
-        """A saved step, converted to this rank's layout and checked, but not loaded yet (`restore.Restorable`)."""
+        """Return the converted values of models and optimizers: one per adapter, for `load`."""
         return self.adapter_values
 
     def others(self) -> Tree:

@@ -190,9 +190,7 @@ def encode_facts(facts: Mapping[str, str]) -> tuple[bytes, bytes]:
 
 
 def map_ahead(path: Path, arenas: Sequence[Arena]) -> mmap.mmap:
-    """Map a slot file privately, and prefault it and the arenas in the background. Raises OSError if it cannot be
-    opened.
-    """
+    """Map a slot file privately, and prefault it and the arenas in the background. Raises OSError as `open`."""
     with path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
@@ -254,7 +252,9 @@ def _header(named: Arriving | Welcome, memory: mmap.mmap, expected: Expected) ->
 
 
 def agree(step: Step, problem: str) -> None:
-    """Map a slot file privately, and prefault it and the arenas in the background. Raises OSError as `open`."""
+    """Check that all ranks can restore the same step, 0 without a snapshot. Collective, even for a rank with a
+    `problem`. Raises RestoreMismatch if a rank cannot restore, or the ranks received different steps.
+    """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         backend = dist.get_backend()  # The backend may have a device prefix, as in "cuda:nccl".
         device = (

@@ -533,9 +533,7 @@ class TrainingSession:
         logger.warning("step %d is not captured at the end: %s", self._boundary, self._departure)
 
     def _final_round(self) -> None:
-        """Wait until the last step is committed, or the agent reports that none will be any more, or for the time
-        limit.
-        """
+        """Wait, for a limited time, until the last step is committed, or no step will be any more."""
         deadline = self._clock() + self._environment.final_round_seconds
         while (left := deadline - self._clock()) > 0:
             half = self._link.poll()
@@ -552,7 +550,7 @@ class TrainingSession:
         )
 
     def _await_stop(self) -> StepDecision:
-        """Wait, for a limited time, until the last step is committed, or no step will be any more."""
+        """Wait after the step of an announced stop, until the agent confirms or withdraws it."""
         while True:
             self._guard.reach()
             self._link.wait(PAGE_POLL_SECONDS)

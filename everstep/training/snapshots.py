@@ -383,9 +383,7 @@ class Snapshotter:
         self._link.send(self._abandoned(step, reason, cause))
 
     def drain(self, limit_seconds: float) -> None:
-        """Wait for the running copy, and report its outcome, after the script failed. The step may still be
-        committed.
-        """
+        """Wait for the running copy and report it, after the script failed. The step may still be committed."""
         deadline = time.monotonic() + limit_seconds
         self._end_mapping(limit_seconds)
         if self._copier.drain(max(0.0, deadline - time.monotonic())):
@@ -395,7 +393,7 @@ class Snapshotter:
                 self._guard.reach()
 
     def close(self) -> None:
-        """Wait for the running copy and report it, after the script failed. The step may still be committed."""
+        """Close the copier, which ends its thread, and unmap the slots."""
         self._end_mapping()
         self._copier.close()
         self._memories = {}

@@ -233,9 +233,7 @@ _MAPPINGS: dict[type, _Tag] = {dict: _Tag.DICT, OrderedDict: _Tag.ORDERED_DICT, 
 
 
 def _decode(value: object, tensor: Callable[[str], torch.Tensor], tuples: dict[bytes, Tree]) -> Tree:
-    """Decode a value. Equal flat tuples, in `tuples` by their encoded items, become one object, as in parameter
-    groups.
-    """
+    """Decode a value. Equal flat tuples, in `tuples` by their encoded items, become one object."""
     if not isinstance(value, list):
         return value
     tag, *parts = value

@@ -63,14 +63,12 @@ class Gathering:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A contiguous range of a slot for a tensor, a part of one, or several small ones, which may need several
-    copies.
-    """
+    """A contiguous range of a slot for a tensor, a part of one, or several small ones."""
 
     first: int
     last: int
     before_bytes: int
-    """A contiguous range of a slot for a tensor, a part of one, or several small ones."""
+    """Bytes of the first tensor before the range; 0 unless the tensor is divided."""
     complete_count: int
     """Tensors, from the start of the list of copies, that are complete after this range."""
     tensors_bytes: int

@@ -111,7 +111,9 @@ class DeepSpeedAdapter:
         return self._facts
 
     def check(self) -> None:
-        """Return a master weight's optimizer state with its boxes. Missing state becomes zeros, as in DeepSpeed."""
+        """Raise CannotResume for replaced modules, a `boundary` between micro-batches, changed betas, or uncopyable
+        buffers.
+        """
         if self._tree.has_changed():
             refused = refusal(self._name, self._tree, ModuleTree({"": self._engine.module}), follows=False)
             if refused is not None:

@@ -49,9 +49,7 @@ class Pass:
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Pass | None:
-        """Return this process's pass, from 1; None without a check. Raises SessionMisuse if the number of steps is not
-        valid.
-        """
+        """Return this process's pass, from 1; None without a check. Raises SessionMisuse for an invalid step count."""
         if CHECK_VARIABLE not in variables:
             return None
         last_step = check_steps(variables[CHECK_VARIABLE])
@@ -65,7 +63,7 @@ class Pass:
 
     @property
     def kept_step(self) -> int:
-        """Return this process's pass, from 1; None without a check. Raises SessionMisuse for an invalid step count."""
+        """The step whose snapshot pass 1 stores, and passes 2 and 3 restore."""
         return max(1, self.last_step // 4)
 
     def variables(self) -> dict[str, str]:
@@ -100,9 +98,7 @@ def restart(variables: Mapping[str, str], kept: Iterable[Path]) -> NoReturn:
 
 @contextmanager
 def beside(variables: Mapping[str, str], kept: Iterable[Path]) -> Generator[None]:
-    """Run the script in a child process, which the end of this context kills. Collective, as `restart`. Drops its
-    stdout.
-    """
+    """Run the script in a child process, which this context ends. Collective, as `restart`. Drops its stdout."""
     variables = {**os.environ, **variables, **new_rendezvous()}
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -121,7 +117,7 @@ def _command() -> list[str]:
 
 
 def end_children() -> None:
-    """Run the script in a child process, which this context ends. Collective, as `restart`. Drops its stdout."""
+    """Kill the DataLoader workers, because child processes would survive an exec."""
     for child in multiprocessing.active_children():
         child.kill()
         child.join()

@@ -55,9 +55,7 @@ def compare_replays(rank: int, records: Sequence[Record]) -> Finding | None:
 
 
 def differing(report: Rehearsed, finding: Finding, records: Sequence[Record]) -> Rehearsed:
-    """Return the report with verdict, difference, message and advice. `records` are of the training and its two
-    replays.
-    """
+    """Return the report with the finding. `records` are those of the training and its two replays."""
     is_stable, is_plain = finding.pattern is Pattern.RESTART, finding.kind is Kind.PLAIN
     if is_stable and finding.source is Source.PREFETCH and _is_generator_lost(records):
         # The script's own generator, such as that of a simulator, decides how often the script draws from others.
@@ -102,7 +100,9 @@ def _lines(finding: Finding, unkept: Sequence[str], records: Sequence[Record]) -
 
 
 def _of_steps(rank: int, records: Sequence[Record]) -> Finding | None:
-    """Return the report with the finding. `records` are those of the training and its two replays."""
+    """Return the first difference between the steps of three records, or None. A script may log its loss before the
+    update, which records the random generators. If these differ, they are the cause.
+    """
     found = compare(rank, records, varies_hash=False)
     if found is None or found.kind is not Kind.VALUE:
         return found
