@@ -89,7 +89,6 @@ HOLD_SECONDS = 120.0
 ANOTHER_EXPORT = "another export holds a snapshot"
 """Refusal of `HoldSnapshot` while the node keeps snapshots for another export. A job has at most one export."""
 MAX_SNAPSHOT_READ_BYTES = 4 * 1024 * 1024
-"""Maximum bytes of a snapshot in one message. Larger messages would delay the agent's reports."""
 
 
 class MemberPhase(StrEnum):
@@ -207,11 +206,9 @@ class RankStatus(Message, frozen=True):
     first_passed_at_seconds: UnixSeconds = 0.0
     """Unix time at which the rank finished its first step in this generation; 0: not yet."""
     rehearsed: Rehearsed | None = None
-    """The rank's newest rehearsal in this generation."""
     resume_revision: Count = 0
     """`RankHalf.resume_revision`."""
     kept_options: KeptOptions = ()
-    """Options of the script that the restored step replaced."""
 
 
 class RankStacks(Message, frozen=True):
@@ -226,11 +223,9 @@ class RankStacks(Message, frozen=True):
     cpu_seconds: Seconds
     """CPU time of the rank and its child processes during `same_seconds`."""
     is_stopped: bool = False
-    """Whether a signal has stopped the process until SIGCONT."""
     gpu_percent: Percent | None = None
     """Utilization of the rank's GPU; None: not measured."""
     error: Text = ""
-    """Why the agent could not read the stacks; else empty."""
 
 
 MAX_STATES: Final = 32
@@ -284,11 +279,9 @@ class RoundStatus(Message, frozen=True):
     committed: Step
     proposed: Step
     boundary: Step
-    """The highest number of finished steps of any rank."""
     committed_at_seconds: UnixSeconds
     """Unix time of the last commit; 0 before the first."""
     stopped: bool = False
-    """Whether all ranks have stopped at the agreed step."""
     finished: bool = False
     checkpoints: CheckpointPace = CheckpointPace()
     rehearsal_number: Count = 0
@@ -310,16 +303,13 @@ class UploadedShard(Message, frozen=True):
     layout_hash: Digest
     upload_seconds: Seconds = 0.0
     sha256: HexDigest = ""
-    """As `ManifestShard.sha256`."""
     part_bytes: Count = 0
     frozen: Annotated[tuple[SharedObject, ...], Items] = ()
     """Objects with tensors of the shard that training does not change. S3 has stored all of them."""
     replicated: Annotated[tuple[SharedObject, ...], Items] = ()
     """Objects with tensors that are equal on several ranks at this step. S3 has stored all of them."""
     lists: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
-    """Digest of `frozen` and `replicated`, only for the control plane. If the last report on the connection contained
-    the same lists, the lists are empty (`everstep.protocol.shared_lists`).
-    """
+    """Digest of `frozen` and `replicated`, which are empty if the last report had them (`shared_lists`)."""
 
 
 class RunningUpload(Message, frozen=True):
@@ -446,7 +436,7 @@ class OutputFailure(Message, frozen=True, tag="UnstoredOutput"):
     """Path in the rank's output folder or, for NOT_KEPT, in the source directory. A slash at its end names a folder."""
     cause: OutputCause
     generation: Generation | None = None
-    """None, from older agents: the generation of the report."""
+    """The generation of the report if None, as from older agents."""
     omitted_count: Count = 0
     """Number of further unstored outputs that the agent does not name. Only in the node's last entry."""
 
@@ -457,17 +447,14 @@ class NodeFault(Message, frozen=True):
     code: Name
     """A `FaultCode`, or a code of one module, such as `cannot_resume` or `upload_failed`."""
     message: Text
-    """One sentence for the user, with the measured values."""
     is_permanent: bool
     """Whether a new generation cannot repair the fault."""
     device: Path = ""
     """The faulty device, such as `gpu 3`, `eth0` or a path; empty for the whole node or the job."""
     xid: Count | None = None
-    """Set only for `gpu_xid`."""
     obstacle: Obstacle | None = None
     """Why AWS did not deliver an input of a load. None if the fault has another cause, and from older agents."""
     output: OutputFailure | None = None
-    """Set only for `output_missing`."""
     shard: Rank | None = None
     """The shard of the earlier launch that the node could not fetch. Set only during a relayout."""
 
@@ -502,7 +489,6 @@ class EndedRanks(Message, frozen=True):
     """The last state of the ranks of an earlier generation, read from their pages after the agent ended them."""
 
     generation: Generation
-    """The ranks' generation."""
     boundary: Step
     """The highest number of finished steps of any of the ranks; -1 if none had restored its state."""
 
@@ -546,21 +532,17 @@ class MemberReport(Message, frozen=True):
     """One entry per generation with a commit on this node's pages, oldest first. Sent only while PROMISED."""
     ranks: Annotated[tuple[RankStatus, ...], RankItems] = ()
     protection: Annotated[tuple[ShardProtection, ...], RankItems] = ()
-    """One entry per rank of this node."""
     silent_peers: Annotated[tuple[NodeId, ...], Items] = ()
-    """Peers that have sent nothing for longer than `Timeouts.holder_deadline_seconds`."""
     round: RoundStatus | None = None
     """Set only if this node's agent is the coordinator."""
     uploads: Annotated[tuple[UploadedShard, ...], Items] = ()
     """Complete uploads. Per rank only the newest: two more than the maximum number of concurrent uploads."""
     running_uploads: Annotated[tuple[RunningUpload, ...], Items] = ()
-    """Uploads that have begun and not ended, in rank order."""
     faults: Annotated[tuple[NodeFault, ...], FewItems] = ()
     load_seconds: Seconds = 0.0
     longest: Annotated[dict[PhaseName, Seconds], FewItems] = msgspec.field(default_factory=dict[str, float])
-    """By phase, the longest time without progress of any rank of the node in this generation."""
+    """The longest time without progress of any rank of the node in this generation, by phase."""
     stacks: Annotated[tuple[RankStacks, ...], RankItems] = ()
-    """Stacks of the living ranks while the control plane repeats `TakeStacks`."""
     restored_from: Annotated[tuple[SourceKind, ...], RankItems] = ()
     """The source that delivered each rank's shard, in rank order; set once the node is LOADED."""
     target: Step = Step(0)
@@ -581,9 +563,8 @@ class RankMemory(Message, frozen=True):
 
     rank: Rank
     resident_bytes: Count
-    """Includes shared pages in full, and the pages of snapshots."""
+    """Counts shared pages in full, and the pages of snapshots."""
     peak_bytes: Count
-    """The highest `resident_bytes` since the process started."""
 
 
 class NodeMemory(Message, frozen=True):
@@ -595,7 +576,6 @@ class NodeMemory(Message, frozen=True):
     limit_bytes: Count | None = None
     """Memory limit of the cgroup; None if only the machine's memory limits the ranks."""
     ranks: Annotated[tuple[RankMemory, ...], RankItems] = ()
-    """Each living rank, in rank order."""
 
 
 MAX_BURN_IN_TESTS = 64
@@ -642,9 +622,7 @@ class AgentReport(Message, frozen=True):
     refused_count: Count = 0
     """Connections of peers and ranks that the agent closed for invalid input since it started."""
     faults: Annotated[tuple[NodeFault, ...], FewItems] = ()
-    """Current faults of the node itself, with or without a job."""
     notices: Annotated[tuple[NodeNotice, ...], FewItems] = ()
-    """Events that the instance's metadata currently announces."""
     evidence_key: Path = ""
     """Key prefix of the stored logs; empty until the agent has stored them for a `KeepEvidence`."""
     is_warm: bool = True
@@ -652,11 +630,10 @@ class AgentReport(Message, frozen=True):
     exposure: Text = ""
     """A sentence that names data of the node or of other jobs that the job's code can read; empty: none."""
     sources: Annotated[tuple[HexDigest, ...], Items] = ()
-    """Source archives that this node has checked, including invalid ones."""
     memory: NodeMemory | None = None
-    """For display only: a change triggers no report. None before the first measurement."""
+    """A change triggers no report, because the value is for display only. None before the first measurement."""
     burn_in: BurnInResult | None = None
-    """None until this agent process has completed a burn-in."""
+    """Results of this agent process, or None."""
 
     # One check of all names takes much less time than a pattern, or a limit of a key, per field.
     def __post_init__(self) -> None:
@@ -690,10 +667,8 @@ class Hello(Message, frozen=True):
     address: Address
     peer_port: Port
     memory_bytes: Count
-    """Host memory for slots."""
     version: Name
     run: Annotated[RunId, msgspec.Meta(pattern=VISIBLE)] | None = None
-    """The run whose state is still on the node."""
     protocol_minor: Count = 0
     """The agent's `codec.PROTOCOL_MINOR`; the control plane sends only messages of this version."""
     public_key: PublicKey | None = None
@@ -783,7 +758,7 @@ class Rehearse(JobMessage, frozen=True):
     since_minor: ClassVar[int] = 1
 
     number: int
-    """Above 0, and above the number of each earlier command of the generation."""
+    """Is above 0, and above the number of each earlier command of the generation."""
     steps: int
     """Number of steps to repeat, above 0."""
 
@@ -801,7 +776,7 @@ class KillForDrill(RunMessage, frozen=True):
 
     drill: str
     rank: Rank | None = None
-    """None: the agent itself."""
+    """The agent itself if None."""
 
 
 class Release(Message, frozen=True):
@@ -876,11 +851,10 @@ class CommandEnded(Message, frozen=True):
     """Exit code as in a shell: 127 no such program, 128 + n signal n. None: the program did not end by itself."""
     stdout: CommandOutput = b""
     stderr: CommandOutput = b""
-    """Like stdout, cut after `MAX_COMMAND_OUTPUT_BYTES`."""
+    """Is cut after `MAX_COMMAND_OUTPUT_BYTES`, as stdout."""
     is_cut: bool = False
     is_timed_out: bool = False
     refusal: Text = ""
-    """Why the agent did not run the program; empty if it ran."""
 
 
 class HoldSnapshot(RunMessage, frozen=True):
@@ -917,9 +891,7 @@ class SnapshotHeld(Message, frozen=True):
     request_id: Name
     step: Step = Step(-1)
     shards: Annotated[tuple[HeldShard, ...], Items] = ()
-    """The shards of this node's ranks at `step`; empty in a refusal."""
     refusal: Text = ""
-    """Why the node does not keep the step; else empty."""
 
 
 class ReadSnapshot(RunMessage, frozen=True):
@@ -952,11 +924,9 @@ class MetricsStored(Message, frozen=True):
 
     agent_id: str
     next_number: int
-    """The lowest number whose value is not stored yet."""
 
 
 AgentToControl = AgentReport | LogLines | CommandEnded | SnapshotHeld | SnapshotBytes
-"""Every message of an agent after its `Hello`."""
 ControlToAgent = (
     AgentWelcome
     | PeerCertificate

@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 from msgspec import Meta
 
 MAX_NAME_CHARACTERS: Final = 64
-"""As in the columns of the database."""
+"""The size of the database's columns."""
 MAX_TEXT_CHARACTERS: Final = 8192
-"""For people, such as a reason or the message of an exception."""
 MAX_LONG_TEXT_CHARACTERS: Final = 16 * 1024
-"""For stacks, a rank's last lines, and one printed line."""
+"""Limits stacks, a rank's last lines, and one printed line."""
 MAX_PATH_CHARACTERS: Final = 4096
 MAX_ITEMS: Final = 1 << 16
-"""For a list with an entry per rank, node, slot, chunk range or metric."""
+"""Limits lists with an entry per rank, node, slot, chunk range or metric."""
 MAX_RANKS_PER_NODE: Final = 64
 MAX_FAULTS: Final = 256
 
@@ -85,10 +84,10 @@ UnixMilliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=2**43)]
 """A Unix time that `datetime` can hold, up to 2248."""
 Percent: TypeAlias = Annotated[float, Meta(ge=0, le=100)]
 MetricValue: TypeAlias = Annotated[float, Meta(extra={"is_any": True})]
-"""Includes NaN and infinities, because scripts log them."""
+"""Any number, also NaN and infinities, because scripts log them."""
 
 MAX_HOLDERS: Final = 16
-"""At most 8 copies, or a parity group of 15 nodes."""
+"""Suffices for 8 copies, and for a parity group of 15 nodes."""
 
 FewItems: Final = Meta(max_length=MAX_FAULTS)
 RankItems: Final = Meta(max_length=MAX_RANKS_PER_NODE)

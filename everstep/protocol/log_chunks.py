@@ -61,7 +61,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stream: Literal["stdout", "stderr", "end"] = msgspec.field(name="s")
     """`end` marks the last record of a node."""
     text: LongText = msgspec.field(name="m")
-    """Without its line feed. Invalid UTF-8 becomes U+FFFD."""
+    """The text without its line feed. Invalid UTF-8 becomes U+FFFD."""
     end: Count = msgspec.field(name="b")
     is_piece: bool = msgspec.field(name="p", default=False)
     """Whether the next record continues this line."""

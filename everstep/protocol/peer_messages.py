@@ -71,7 +71,6 @@ MAX_PEER_MESSAGE_BYTES = 1024 * 1024
 NONCE_BYTES = 32
 
 HEADER_PIECE_BYTES = 512 * 1024
-"""Maximum bytes of a header in one `ObjectHeader`."""
 
 SessionKind = Literal["replica", "fetch", "round", "stream", "upload", "load", "division"]
 
@@ -88,7 +87,7 @@ class Open(Message, frozen=True):
     nonce: Nonce
     """Random bytes, which also serve as the session's name."""
     session: Annotated[bytes, Meta(max_length=NONCE_BYTES)] = b""
-    """For a stream, the nonce of its session; else empty."""
+    """The nonce of a stream's session; else empty."""
 
 
 class Challenge(Message, frozen=True):
@@ -244,14 +243,13 @@ class UploadPart(Message, frozen=True):
     origin_generation: Generation
     step: Step
     digest: Digest
-    """Digest of the shard's payload."""
     object: ObjectReference
     object_bytes: Count
     upload_id: Path
     part_bytes: Count
     """Size of all parts but the last, which may be smaller."""
     number: Count
-    """From 1."""
+    """Counts from 1."""
     shared: SharedGroups = NOTHING_SHARED
     """The tensors in separate S3 objects, which this upload does not contain."""
 
@@ -316,7 +314,6 @@ class OfferTensors(Message, frozen=True):
     digests: Annotated[tuple[Digest, ...], Items]
     """Digest of each item: a tensor or a frozen object."""
     sizes: Annotated[tuple[Count, ...], Items]
-    """Size of each item in bytes."""
     frozen_count: Count = 0
     """Number of items that are frozen objects. They precede all other items."""
 
@@ -325,11 +322,10 @@ class TensorsDivided(Message, frozen=True):
     """The coordinator's answer to `OfferTensors`: which rank uploads which of the items."""
 
     objects: Annotated[tuple[SlotNumber, ...], Items] = ()
-    """For each item, the number of its S3 object; -1: the object of the owner's shard. Empty if the coordinator's agent
-    did not use the list. The owner then stores all items in the object of its shard.
+    """Number of each item's S3 object; -1: the object of the owner's shard. If the list is empty, the coordinator did
+    not use the offer, and the owner stores all items in the object of its shard.
     """
     writes: Annotated[tuple[Count, ...], Items] = ()
-    """Numbers of the objects that the owner uploads."""
 
 
 PeerMessage = (

@@ -18,7 +18,7 @@ from everstep.protocol.limits import Count, Items, Path
 from everstep.protocol.parity import Contribution, Rebuild
 
 DEFAULT_MAX_SLOWDOWN = 0.01
-"""As a fraction of the mean iteration time."""
+"""Fraction of the mean iteration time."""
 
 
 SourceKind = Literal["local", "peer", "parity", "s3"]
@@ -29,7 +29,7 @@ class SlotRecord(Message, frozen=True, omit_defaults=True):
     """A node's report about one sealed slot with a shard or share."""
 
     owner_rank: Rank
-    """For a share, `parity.share_owner` of the holder's rank."""
+    """A share has `parity.share_owner` of the holder's rank."""
     origin_generation: Generation
     step: Step
     payload_bytes: Count
@@ -65,11 +65,11 @@ class ShardSource(Message, frozen=True, omit_defaults=True):
     digest: Digest
     payload_bytes: int
     node_id: NodeId | None = None
-    """None if `kind` is parity or s3."""
+    """Is None if `kind` is parity or s3."""
     object: ObjectReference | None = None
     """The safetensors object; None unless `kind` is s3."""
     rebuild: Rebuild | None = None
-    """None unless `kind` is parity. Digest and size of `rebuild.lost` equal `digest` and `payload_bytes`."""
+    """Is set if `kind` is parity. Digest and size of `rebuild.lost` equal `digest` and `payload_bytes`."""
 
 
 class PlanNode(Message, frozen=True):
@@ -91,7 +91,7 @@ class RankPlan(Message, frozen=True, omit_defaults=True):
     holders: tuple[NodeId, ...]
     """The owner's node, then the nodes that must acknowledge each step. With parity, the nodes of the owner's group."""
     sources: tuple[ShardSource, ...] = ()
-    """In order of preference; empty if training starts at step 0, or with a `Relayout`."""
+    """Most preferred first; empty if training starts at step 0, or with a `Relayout`."""
     stripe: tuple[Rank, ...] = ()
     """The stripe's members in rank order, this rank included, on the nodes in `holders`; empty with copies."""
 
@@ -107,7 +107,6 @@ class Relayout(Message, frozen=True):
     """
 
     world_size: int
-    """Number of ranks that made the restored step."""
     shards: tuple[tuple[ShardSource, ...], ...]
     """Sources of each of these ranks' shards, in order of preference. The kind is never `local`. If the source is the
     node itself, the node reads its own slot.
@@ -236,9 +235,8 @@ class GenerationPlan(Message, frozen=True):
     """
     base_step: Step
     nodes: tuple[PlanNode, ...]
-    """In the order of GROUP_RANK."""
+    """The order is that of GROUP_RANK."""
     ranks: tuple[RankPlan, ...]
-    """In rank order."""
     coordinator: NodeId
     master_address: str
     master_port: int
@@ -250,7 +248,6 @@ class GenerationPlan(Message, frozen=True):
     max_slowdown: float = DEFAULT_MAX_SLOWDOWN
     """Largest fraction of the mean iteration time that snapshots may add. Above it, ranks snapshot fewer steps."""
     encrypts_peers: bool = False
-    """Whether all connections between nodes use TLS."""
     is_elastic: bool = False
     """Whether a later generation may have another number of nodes. False from an older control plane."""
 

@@ -111,7 +111,6 @@ MAX_LOGGED_BYTES = 2 * 1024 * 1024
 """Maximum metric values that a rank sends per second. Further values wait in the rank's ring buffer."""
 
 MAX_METRIC_NAME_LENGTH = 255
-"""Characters in the name of a metric."""
 MetricName: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_METRIC_NAME_LENGTH, extra={"is_text": True})]
 OWN_METRICS = "everstep/"
 """Prefix of the metrics that Everstep logs itself."""
@@ -317,7 +316,6 @@ class EarlierLayout(Message, frozen=True):
     """The shards of a restored step that another job or number of ranks made, for `FetchShard`."""
 
     world_size: int
-    """Number of ranks that made the restored step."""
     here: tuple[Rank, ...]
     """Ranks of that launch whose shards are already in this node's memory."""
 
@@ -344,7 +342,6 @@ class FetchShard(Message, frozen=True):
 
     generation: Generation
     owner_rank: Rank
-    """A rank of the launch that captured the step."""
 
 
 class FetchedShard(Message, frozen=True):
@@ -455,9 +452,8 @@ class Abandoned(Message, frozen=True):
     generation: Generation
     step: Step
     reason: Text
-    """The cause, for people."""
     cause: UnkeptCause | None = None
-    """None from a rank of an earlier release, which reports only words."""
+    """A rank of an earlier release reports only words, and None."""
 
     @property
     def known_cause(self) -> UnkeptCause:
@@ -482,7 +478,6 @@ class IdleSpan(Message, frozen=True, kw_only=False):
     begin_seconds: Seconds
     """Median time from the end of the previous step to the beginning of the span."""
     seconds: Seconds
-    """Median duration."""
     deviation_seconds: Seconds = 0.0
     """Standard deviation of the span's beginning or end, whichever is larger."""
 
@@ -494,9 +489,8 @@ class IdleSpans(Message, frozen=True):
 
     generation: Generation
     iteration_seconds: Seconds
-    """Median duration."""
     spans: Annotated[tuple[IdleSpan, ...], Items]
-    """In order of time; empty if no pattern was found, or if training sends nothing over the network."""
+    """Earliest first; empty if no pattern was found, or if training sends nothing over the network."""
 
 
 class WordChanged(Message, frozen=True):

@@ -16,7 +16,6 @@ from everstep.protocol.ids import Generation, Step
 from everstep.protocol.limits import Count, Name, Seconds
 
 MAX_REHEARSED_NAMES = 8
-"""Length of `names` and `unkept`."""
 MAX_REHEARSED_CHARACTERS = 1000
 """Maximum length of each text in `Rehearsed`, which the rank cuts."""
 RehearsalText: TypeAlias = Annotated[str, Meta(max_length=MAX_REHEARSED_CHARACTERS, extra={"is_text": True})]

@@ -39,7 +39,6 @@ class RankRound(Message, frozen=True):
     proposed: Step
     """The newest proposed step that the rank's agent has received; -1: none."""
     vote: Vote
-    """On `proposed`."""
     standing: RankStanding = RankStanding.MOVING
     echo_step: Step = Step(-1)
     echo: Count = 0
@@ -53,9 +52,7 @@ class RankRound(Message, frozen=True):
     rehearsal_echo: Count = 0
     """The answer, as `RankHalf.rehearsal_echo`."""
     confirmed_rehearsal: Step = Step(-1)
-    """As `confirmed_stop`."""
     heard_rehearsal: Step = Step(-1)
-    """As `heard_stop`."""
     pinned_steps: Annotated[tuple[Step, ...], Items] = ()
     """Steps that the agent is uploading, so their slots must not be reused; ascending."""
     held_step: Step = Step(-1)

@@ -53,7 +53,6 @@ MAX_HEADER_BYTES = 100_000_000
 MAX_EXTRA_GAPS = 4
 """Gaps of `ALIGNMENT` bytes that a payload may have in addition to one per tensor."""
 MAX_SHARED_TENSORS = 1 << 20
-"""Per shard and shared object."""
 _FORMAT = "everstep-2"
 _FORMAT_WITH_FROZEN = "everstep-3"
 _FORMAT_WITH_REPLICATED = "everstep-4"

@@ -273,12 +273,12 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     dtype: str
-    """Without the prefix `torch.`: float32, bfloat16, int64, uint8, bool …"""
+    """torch's name without `torch.`: float32, bfloat16, int64, uint8, bool …"""
     shape: tuple[int, ...]
     offset: int
     bytes: int
     parts: tuple[TensorPart, ...] | None = None
-    """None: the tensor is the whole logical tensor of the same name."""
+    """A tensor with None is the whole logical tensor of the same name."""
     is_frozen: bool = False
     """Whether the script declares that training does not change the tensor (`requires_grad=False`). The script can be
     wrong: averaged weights are often declared so. Readers must not rely on the value.

@@ -14,7 +14,7 @@ from typing import Final
 REPLACEMENT: Final = "�"
 """Replaces a control character outside of a complete sequence, so that its position stays visible."""
 CONTROLS: Final = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-"""For a regular expression's class: control characters, line separators, direction controls, lone surrogates."""
+"""Content of a character class: control characters, line separators, direction controls, lone surrogates."""
 SGR: Final = r"\x1b\[[0-9;:]*m"
 """Color sequences."""
 # The text excludes beginnings of a sequence, so that the time is linear in a text of beginnings.

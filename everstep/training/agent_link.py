@@ -84,9 +84,7 @@ class AgentLink(Protocol):
 
     @property
     def word(self) -> AgentHalf | None:
-        """The agent's half of the page at the last read, also while disconnected; None before the first read. A half of
-        a different generation, and a page that the script has overwritten, are ignored.
-        """
+        """The agent's half of the page in this generation at the last read, also while disconnected, or None."""
 
     def welcome(self) -> Arriving | Welcome:
         """Wait until the agent has named the snapshot to restore. Return its newest message about it."""
@@ -102,25 +100,20 @@ class AgentLink(Protocol):
         ...
 
     def poll(self) -> AgentHalf | None:
-        """Read the agent's half of the page, then process received messages. None while disconnected, or if the page
-        holds no readable half of this generation.
-        """
+        """Read the agent's half of the page, if connected and readable, then process received messages."""
 
     def publish(self, half: RankHalf) -> None:
         """Write the rank's half of the page."""
 
     def send(self, message: Sent) -> None:
-        """Send a message now, or as soon as the socket accepts it. Safe from any thread. After a reconnect, the link
-        repeats unanswered requests.
-        """
+        """Send a message as soon as the socket accepts it. Reconnects repeat requests. Safe from any thread."""
 
     def hint(self, message: Boundary | Capturing) -> None:
         """Send a message whose loss is harmless, once. Safe from any thread."""
 
     def hold(self, message: Boundary | IdleSpans) -> None:
-        """Queue a message until the next `send` or `let_go`, so that the agent wakes up only once. Safe from any
-        thread. Messages keep their order. Without a connection, or while the socket accepts no bytes, a `Boundary` is
-        dropped.
+        """Queue a message until `send` or `let_go`, so that the agent wakes up only once. Safe from any thread. Without
+        a connection, or while the socket accepts no bytes, a `Boundary` is dropped.
         """
 
     def let_go(self) -> None:
@@ -190,7 +183,6 @@ class UnixAgentLink:
         self._lock = threading.RLock()
         self._socket: socket.socket | None = None
         self._is_new = True
-        """True until the agent's first message on the present connection."""
         self._inbox = bytearray()
         self._files: list[int] = []
         self._outbox = bytearray()
@@ -199,7 +191,6 @@ class UnixAgentLink:
         self._welcome: Arriving | Welcome | None = None
         """The agent's newest message about the snapshot to restore; the last one is a `Welcome`."""
         self._wanted: FetchShard | None = None
-        """Unanswered request."""
         self._fetched: FetchedShard | None = None
         self._page: memoryview | None = None
         self._word: AgentHalf | None = None
@@ -467,7 +458,7 @@ class UnixAgentLink:
         return isinstance(message, SlotsRefused) or message.capacity_bytes >= request.capacity_bytes
 
     def _repeat(self) -> None:
-        """After a reconnect, write the page and send the messages again that the agent may have lost in a restart."""
+        """Write the page and send the messages again that the agent may have lost in a restart."""
         assert self._page is not None
         if self._half is not None:
             write_rank_half(self._page, self._half)

@@ -27,13 +27,11 @@ _NEUTRAL: Final = (
     *("torch.nn.modules.", "torch.ao.nn.", "torch.utils.data.", "torch.distributed.fsdp."),
     *("abc", "builtins", "collections.abc", "typing"),
 )
-"""Modules whose classes do not show whether a subclass is the script's."""
 _SEARCHED: Final = (*rng.GENERATORS, list, tuple, dict)
 MODULE_DEPTH: Final = 4
 """Levels below a module's attribute that the search for random generators follows."""
 _SCALARS: Final = (bool, int, float, str)
 _FUNCTIONS: Final = (FunctionType, BuiltinFunctionType, MethodType, partial, type, Enum)
-"""Attributes that decide what a module computes, and that no snapshot contains."""
 _call = cast("Callable[[Callable[[dict[str, Any]], tuple[Any, ...]], dict[str, Any]], tuple[Any, ...]]", operator.call)
 _LATE: Final = object()
 _Kinds: TypeAlias = tuple[type, ...]

@@ -34,7 +34,6 @@ class StateTensor:
     wrapper: torch.Tensor | None = None
     """The script's DTensor if `tensor` is the memory inside it. Torch counts changes only in the wrapper's version."""
     is_frozen: bool = False
-    """As `TensorEntry.is_frozen`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,9 +113,7 @@ class SlotMemory:
         return self.payload.data_ptr() - HEADER_BYTES, len(self._map)
 
     def views(self, plan: CapturePlan) -> list[torch.Tensor]:
-        """Return a view of the slot for each tensor of the plan. The first call for a plan writes the zeros between
-        tensors, and the beginning of the index.
-        """
+        """Return a view of the slot per tensor. A plan's first call writes the zeros and the index's beginning."""
         if self._plan is not plan:
             self._views = [view_of(self.payload, entry) for entry in plan.entries]
             for begin, end in plan.gaps:

@@ -23,11 +23,9 @@ from everstep.training.capture import SlotMemory
 log = logging.getLogger(__name__)
 # A call holds the interpreter's lock for about a microsecond per tensor. The training thread must not wait longer.
 TENSORS_AT_ONCE = 256
-"""Per call of torch's copy function."""
 _this_core = ctypes.CDLL(None).sched_getcpu
 # The size of a chunk, so each chunk is still in the cache for its digest. Larger pieces were slower in measurements.
 PIECE_BYTES = 4 * 1024 * 1024
-"""Bytes per copy call while the copier reports progress."""
 
 
 @dataclass(frozen=True, slots=True)

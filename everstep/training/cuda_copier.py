@@ -50,11 +50,9 @@ class CopySizes:
     gather_bytes: int = 8 * 1024 * 1024
     """Device memory per stream, in which small tensors are joined for one transfer."""
     ring_bytes: int = NODE_RING_BYTES
-    """Pinned buffers for copies to unregistered pages."""
     staging_bytes: int = 512 * 1024
     """Memory through which scalars of the host pass to the device, 64 bytes per scalar."""
     mark_count: int = 64
-    """CUDA events that mark the progress of one copy."""
     # Larger pieces would hold the driver's locks, which kernel launches need, for longer. The driver rejects a copy to
     # a partly registered target, and does not document that adjacent pieces count as one.
     registered_bytes: int = 256 * 1024 * 1024

@@ -53,9 +53,7 @@ class Device(Protocol):
         """Make a stream wait for an event that has been recorded."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Enqueue a copy between device and host on the thread's current stream. If the host memory is neither
-        registered nor pinned, the call returns after the copy.
-        """
+        """Enqueue a copy between device and host. If the host memory is not pinned, return after the copy."""
 
     def gather(self, gathering: Gathering) -> None:
         """Enqueue the copies into the gather buffer on the thread's current stream."""

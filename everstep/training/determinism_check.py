@@ -44,7 +44,7 @@ from everstep.training.script import Environment, output_dir
 from everstep.training.state import RankState
 
 RUN = RunId("0" * 32)
-"""In the check's slot header, because a script outside of Everstep has no run id."""
+"""Run id in the check's slot header, because a script outside of Everstep has none."""
 _RECORDS = msgspec.json.Decoder(Record)
 if PASS_VARIABLE in os.environ:
     # Record calls of the clock, of OS entropy and of directory listings from the import on, because the script may
@@ -142,7 +142,6 @@ class DeterminismCheck:
         self._report()
 
     def _received(self, name: str, item: object) -> object:
-        """Record a batch that the script receives, and return it without its `BatchTrace`."""
         batch, trace = untraced(item)
         recorder = self._records
         if trace is None:
@@ -159,7 +158,6 @@ class DeterminismCheck:
         return batch
 
     def _keep(self, step: int) -> None:
-        """Save the state at this step, and drop the values of earlier steps."""
         assert self._state is not None
         keep(self._pass.state, self._state, self.environment, step)
         self._records.record.calls = {START: self._records.record.calls.get(START, [])}

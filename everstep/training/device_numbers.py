@@ -62,9 +62,7 @@ class _Record:
 
 
 class DeviceNumbers:
-    """Delays logged values until they have arrived in host memory, then adds them to the ring in order. Used only by
-    the training thread. A log call with more values than `place_count` enlarges the limit.
-    """
+    """Delays logged values until they are in host memory, in order. Used only by the training thread."""
 
     def __init__(
         self,
@@ -142,7 +140,6 @@ class DeviceNumbers:
 
 
 def _sent(places: _Places, tensors: Mapping[str, torch.Tensor]) -> _Coming:
-    """Enqueue the copies of logged values to pinned host memory."""
     device, stream, event = places.device, places.device.current_stream(), places.device.new_event()
     taken = {name: places.free.pop() for name in tensors}
     for name, place in taken.items():

@@ -158,23 +158,21 @@ class HeldTensor:
     """The boxes of one logical tensor in the mapped earlier shards."""
 
     dtype: str
-    """As in torch, for example `float32`."""
+    """torch's name, for example `float32`."""
     shape: tuple[int, ...]
     boxes: dict[tuple[tuple[int, ...], tuple[int, ...]], torch.Tensor]
     """View of each box by offsets and sizes, of the shard that was mapped first."""
 
 
 class EarlierTensors:
-    """The logical tensors in the mapped earlier shards. The shard that `add` receives with `is_own` also supplies the
-    values that are not tensors.
-    """
+    """The logical tensors in the mapped shards. That with `is_own` also supplies the rank's values."""
 
     def __init__(self) -> None:
         self.shards: list[EarlierShard] = []
         self._held: dict[str, HeldTensor] = {}
         self._entries: dict[str, dict[str, HeldTensor]] = {}
         self._empty: dict[str, dict[str, str]] = {}
-        """By owner and key, the dtype of optimizer state that is empty in an earlier shard."""
+        """Dtype of optimizer state that is empty in an earlier shard, by owner and key."""
         self._own: dict[str, TensorEntry] = {}
         self._own_shard: EarlierShard | None = None
 
@@ -266,9 +264,7 @@ class LoadTarget:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def check(self) -> None:
-        """Check that every element of the tensor, except padding, is in a box. Raises CannotRelayout if two shardings,
-        or the script's own parallelism, divide a dimension unevenly.
-        """
+        """Raise CannotRelayout if an element is in no box, as after two uneven shardings of one dimension."""
         boxed = sum(count for _, count in {(part.start, part.elements) for part in self.parts})
         if not (self.is_own or self.is_padded) and boxed != math.prod(self.shape):
             raise CannotRelayout(

@@ -26,7 +26,7 @@ from everstep.training.state_tree import decode, tensor_bytes
 Piece: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...]]
 """Name of a logical tensor, and offsets and sizes of a box; name of a loader, and two empty tuples."""
 Digests: TypeAlias = dict[Piece, bytes]
-"""Of the pieces of one earlier rank."""
+"""Digests of the pieces of one earlier rank."""
 Gather: TypeAlias = Callable[[Any], Sequence[Any]]
 """Returns the values of all ranks. Collective."""
 
@@ -37,9 +37,7 @@ def alone(value: Any) -> Sequence[Any]:
 
 
 def digests(shard: EarlierShard, parameters: Collection[str]) -> Digests:
-    """Return the digests of a shard's parameters, optimizer state and positions. Raises RestoreMismatch if the shard's
-    values cannot be read.
-    """
+    """Return the digests of parameters, optimizer state and positions. Raises RestoreMismatch if unreadable."""
     result: Digests = {}
     for entry in shard.index.tensors:
         for part in entry.logical_parts:

@@ -25,9 +25,7 @@ _EXITS: Final = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
 
 
 class ExitWatch:
-    """Calls `close` at most once, if the process ends with success, and `drain` last, at every end. Not after
-    `os._exit`, a fatal signal, or in a forked process.
-    """
+    """Calls `close` at most once after success, and `drain` last, at every end but `os._exit` and fatal signals."""
 
     def __init__(self, close: Callable[[], None], drain: Callable[[], None]) -> None:
         self._close = close

@@ -56,9 +56,9 @@ class Guard:
         self._flight: Flight | None = None
         self._flight_count = 0
         self.blocked_seconds: deque[float] = deque(maxlen=KEPT_MEASUREMENTS)
-        """Per recent snapshot, right after the step and before the next change of the state together."""
+        """Sum of each recent snapshot's waits, after the step and before the next change of the state."""
         self.total_blocked_seconds = 0.0
-        """Of all snapshots and uploads of this process."""
+        """Sum over all snapshots and uploads of this process."""
         self.unstable: set[str] = set()
         """Tensors that changed outside an optimizer step, so that snapshots copy them at the boundary."""
 

@@ -19,9 +19,7 @@ PIECE_BYTES = 512 * 1024
 
 
 def copy_into_live(copies: Copies) -> None:
-    """Copy each source to its target of equal shape in order, and mark the targets as changed for autograd. Each piece
-    releases the interpreter's lock, so other threads may delay it. A target may be an inference tensor.
-    """
+    """Copy each source to its target of equal shape, and mark the targets as changed for autograd."""
     has_threads = torch.get_num_threads() > 1  # With several threads, torch copies faster than memmove.
     pairs = zip(copies.sources, copies.targets, strict=True)
     for is_plain, run in groupby(pairs, lambda pair: not has_threads and _are_equal_bytes(*pair)):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from everstep.protocol.rank_messages import IdleSpan
 
 SHORTEST_RATIO = 0.01
-"""Of the iteration. A shorter span is useless for transfers."""
+"""Shortest span by the iteration. A shorter one is useless for transfers."""
 AGREEING_RATIO = 0.5
 """Smallest fraction of the iterations that must have the same number of spans."""
 
@@ -55,7 +55,6 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def _gaps(busy: Sequence[Interval], begin: float, end: float, shortest: float) -> list[Interval]:
-    """Return the idle intervals of one iteration, in seconds since the previous step."""
     gaps, free_from = [], begin
     for one, other in (*busy, (end, end)):
         if other < begin:

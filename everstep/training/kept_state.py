@@ -13,9 +13,7 @@ from everstep.training.state import RankState
 
 
 def keep(path: Path, state: RankState, environment: Environment, step: int) -> None:
-    """Write the state after `step` steps into an existing file, as a sealed slot. Raises CannotResume if a part of the
-    state cannot be restored. Raises OSError if the file cannot hold the state.
-    """
+    """Write the state after `step` steps into a slot file. Raises CannotResume, or OSError for lack of space."""
     observed = state.observe()
     plan = CapturePlan.make(observed.tensors)
     capacity = plan.capacity_bytes(observed.values)

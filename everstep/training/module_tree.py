@@ -20,7 +20,6 @@ class ModuleTree:
 
     def __init__(self, models: Mapping[str, torch.nn.Module]) -> None:
         self.modules = [list(model.modules()) for model in models.values()]
-        """In the order of `Module.modules`."""
         self.paths = {
             f"{prefix}.{path}".strip("."): module
             for prefix, model in models.items()
@@ -42,9 +41,7 @@ class ModuleTree:
 
 
 def refusal(name: str, before: ModuleTree, now: ModuleTree, *, follows: bool) -> CannotResume | None:
-    """Return CannotResume for the first module that a restarted script would build differently, or None. With
-    `follows`, a snapshot can contain another module of the same class in the place of an earlier one.
-    """
+    """Return CannotResume for a module that a restart would build otherwise. `follows` permits others of its class."""
     if (found := _difference(before, now, follows=follows)) is None:
         return None
     path, how = found

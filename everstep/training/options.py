@@ -29,9 +29,7 @@ _PLAIN: Final = (bool, int, float, str, type(None))
 
 
 class ScriptOptions:
-    """The options of a launch's optimizers and schedulers. Those of names in `from_script` survive a restore. Raises
-    SessionMisuse if no optimizer or scheduler has an option of a name in `from_script`.
-    """
+    """Options of a launch. Those in `from_script` survive a restore. Raises SessionMisuse if one does not exist."""
 
     def __init__(
         self, optimizers: Mapping[str, Optimizer], schedulers: Mapping[str, Any], from_script: Sequence[str] = ()
@@ -53,7 +51,7 @@ class ScriptOptions:
         """The first options with another value than the script's."""
 
     def load(self, state: bytes) -> None:
-        """After a restore, compare with the `state` of its launch, and apply the named options."""
+        """Compare the restored options with those of `state`'s launch, and apply the named ones."""
         base: Options = json.loads(state)
         differing = {path for path in base.keys() & self._script.keys() if base[path] != self._script[path]}
         applied = {path for path in differing if path.rpartition(".")[2] in self._from_script}

@@ -22,7 +22,6 @@ SEARCH_DEPTH: Final = 16
 LIBRARY_DEPTH: Final = 3
 """Far inside, libraries keep generators of their own."""
 MAX_OBJECTS: Final = 20_000
-"""Per search."""
 OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 """Attributes in which torch keeps a module's parameters, buffers, modules, hooks and mode."""
 HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -36,9 +35,7 @@ LIBRARIES: Final = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "pla
 
 
 def find(roots: Iterable[object], is_wanted: Callable[[object], bool], *, depth: int = SEARCH_DEPTH) -> list[Any]:
-    """Return each wanted object inside `roots` once, in a fixed order. `depth` counts from the roots. The search does
-    not look inside a wanted object.
-    """
+    """Return each wanted object inside `roots` once, in a fixed order. The search does not enter wanted objects."""
     found: dict[int, object] = {}
     seen: dict[int, object] = {}  # keeps each object alive, so that no other object gets its id
     waiting = deque((root, depth) for root in roots)
@@ -93,7 +90,6 @@ def _parts(value: object, is_wanted: Callable[[object], bool]) -> Iterable[objec
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names that a function uses, also in the comprehensions, lambdas and functions inside it."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):

@@ -49,9 +49,7 @@ _run_next = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run_oldest)
 
 
 def _is_inside_operation() -> bool:
-    """Return whether the running Python code is part of a torch operation, as of a dispatch mode. Torch increments the
-    versions only when this code returns.
-    """
+    """Return whether a torch operation runs, which increments versions only after this code returns."""
     frame = sys._getframe(1)
     while (outer := frame.f_back) is not None:
         if outer.f_code.co_name == "__torch_dispatch__":

@@ -34,7 +34,7 @@ from everstep.training.recorded_calls import RecordedCalls
 WARM_UP_ITERATIONS = 8
 """Iterations before the first recording: torch compiles and rebuilds buckets, and Everstep audits snapshots."""
 PROFILED_ITERATIONS = 20
-"""As in the paper GEMINI (Wang et al., SOSP '23)."""
+"""The number of the paper GEMINI (Wang et al., SOSP '23)."""
 WATCHED_ITERATIONS = 64
 """Iterations between two checks of the iteration time."""
 DRIFT_RATIO = 0.1
@@ -75,9 +75,7 @@ class ProfileTrace(Protocol):
 
 
 class NetworkProfiler:
-    """Profiles the network use of one rank. Only the training thread calls it. `report` receives the median duration of
-    an iteration, and the idle spans.
-    """
+    """Profiles the network use of one rank, in the training thread. `report` gets medians in seconds."""
 
     def __init__(self, report: Callable[[float, tuple[IdleSpan, ...]], None], trace: ProfileTrace) -> None:
         self._report = report
@@ -113,7 +111,6 @@ class NetworkProfiler:
                 self._trace.end()
 
     def _look(self) -> None:
-        """Start to profile if there is no profile, or the duration of iterations has changed."""
         usual = statistics.median(self._iterations)
         self._iterations.clear()
         self._wait = WATCHED_ITERATIONS

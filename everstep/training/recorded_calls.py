@@ -56,7 +56,7 @@ class RecordedCalls:
         self._originals: dict[str, Callable[..., Any]] = {}
         self._running: list[Any] = []
         self._lock = threading.Lock()
-        """For `_running`: several threads of the script may call collectives."""
+        """Protects `_running`, because several threads of the script may call collectives."""
         self._is_stopped = False
 
     def begin(self) -> None:

@@ -20,9 +20,7 @@ _NOT_COMPILED = "Everstep records here: compile optimizer.step() without fullgra
 
 
 class Recorder:
-    """Records the batches, gradients, states and logged values of a session's steps. `received` records a batch of the
-    named loader, and returns it for the script.
-    """
+    """Records the batches, gradients, states and logged values of a session's steps."""
 
     def __init__(
         self,

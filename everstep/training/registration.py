@@ -140,9 +140,7 @@ def init(
 
 
 def make_copier(devices: set[int], environment: Environment) -> Copier:
-    """Return a started copier for the GPUs with these numbers; empty: the state is in host memory. Raises CannotResume
-    if the state is on more than one GPU.
-    """
+    """Return a started copier for these GPUs, or for host memory. Raises CannotResume for more than one GPU."""
     if not devices:
         return CpuCopier(is_crowded=environment.is_crowded)
     if len(devices) > 1:
@@ -212,7 +210,6 @@ def _is_own(optimizer: object, engine: Any) -> bool:
 
 
 def _check_apart(name: str, optimizer: Optimizer, engines: Mapping[str, Any]) -> None:
-    """Reject an optimizer that updates parameters of a registered engine."""
     members = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for engine_name, engine in engines.items():
         if any(id(parameter) in members for parameter in engine.module.parameters()):

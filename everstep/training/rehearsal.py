@@ -51,7 +51,7 @@ from everstep.training.state import RankState
 
 REPLAY_VARIABLE = "EVERSTEP_REPLAY"
 MEMORY_SHARE = 0.5
-"""Of the node's available memory, for the kept states of its ranks."""
+"""Share of the node's available memory that its ranks' kept states may take."""
 LIMIT_SECONDS = 300
 """Seconds for a rehearsal, besides thirty times those from `init` to the first step."""
 _CHILD_SHARE = 0.8
@@ -67,11 +67,9 @@ class Replay(msgspec.Struct, frozen=True):
     """2 and 3 for replays from b, `RETURN` for the return to S."""
     generation: Generation
     first: Step
-    """The step b."""
     last: Step
-    """The step S."""
     kept: tuple[str, str]
-    """Files with the states at b and at S."""
+    """Files with the states at the steps b (`first`) and S (`last`)."""
     records: str
     """File with one line per process that recorded the steps: its `Record` as JSON."""
     output: str
@@ -81,9 +79,7 @@ class Replay(msgspec.Struct, frozen=True):
     began_at: float
     """Monotonic seconds at which the rank left training."""
     first_passed: int = 0
-    """Of the training process."""
     resume_revision: int = 0
-    """Of the training process."""
     report: Rehearsed | None = None
 
     @property
@@ -139,7 +135,7 @@ class Rehearsal:
         self._early: dict[str, str] = {}
         """Plain values at the first batch of this process, and those that only its first boundary reaches."""
         self._files: list[Path] = []
-        """While this process records: the state at b, the records, and from S on the state at S."""
+        """Files with the state at b, the records, and from S on the state at S, while this process records."""
         self.replay = replay
         self.kept_step = 0
         """The step b, while this process records."""
@@ -190,9 +186,7 @@ class Rehearsal:
             self._note_variables(2 * step + 1)
 
     def begin(self, step: int) -> None:
-        """Keep the state after step b, which the rank has just finished, and record the steps that follow. Raises
-        Exception if the state cannot be kept. Nothing is recorded then.
-        """
+        """Keep the state after step b, and record the next steps. Raises Exception, without a change, on failure."""
         self._files = [self._kept("rehearsed-state", step), passes.create_file("rehearsed-steps")]
         self.kept_step = step
         self._recorder.keep(step)
@@ -372,13 +366,11 @@ class Rehearsal:
             self._recorder.record.variables[moment] = values_of_script(_registered(self._state))
 
     def _write(self, records: Path) -> list[Record]:
-        """Append this process's record to the file, and return all records of the rehearsal."""
         with records.open("ab") as file:
             file.write(msgspec.json.encode(self._recorder.record) + b"\n")
         return [_RECORDS.decode(line) for line in records.read_bytes().splitlines()]
 
     def _is_true_everywhere(self, value: bool) -> bool:
-        """Return whether the value is true on all ranks. Collective."""
         values = [value]
         if passes.has_peers():
             values = [False] * dist.get_world_size()

@@ -134,8 +134,6 @@ class Relaid:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """The values, other than tensors, that this rank loads (`values_rank`)."""
-
     state: RankState
     pairs: Sequence[EarlierState]
     others: dict[str, Any]
@@ -190,7 +188,6 @@ def _check_facts(was: Mapping[str, str], now: Mapping[str, str]) -> None:
 
 
 def _check_names(earlier: EarlierTensors, state: RankState, values: _Values) -> None:
-    """Raise an error if the model that saved the step had a tensor that the current model lacks."""
     names = set(state.parameters())
     names |= {key.partition(" ")[2] for key in state.facts if key.startswith(("buffer ", "tie "))}
     for pair in values.pairs:
@@ -214,7 +211,7 @@ class _Piece:
     part: TensorPart
     """The box of this rank's tensor."""
     offsets: tuple[int, ...]
-    """Within `part`."""
+    """Position within `part`."""
 
     @classmethod
     def of(cls, offsets: tuple[int, ...], sizes: tuple[int, ...], box: torch.Tensor, part: TensorPart) -> _Piece | None:
@@ -384,7 +381,6 @@ def _narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[in
 
 
 def _box(tensor: torch.Tensor, part: TensorPart) -> torch.Tensor:
-    """Return the part of a live tensor that a box covers, with the same memory."""
     if part.start == 0 and part.sizes == tuple(tensor.shape):
         return tensor  # A whole tensor may be non-contiguous. `view(-1)` would then fail.
     return tensor.view(-1)[part.start : part.start + part.elements].view(part.sizes)

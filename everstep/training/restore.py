@@ -81,7 +81,7 @@ class Snapshot:
 
     step: Step
     tensors: SavedTensors
-    """In copy-on-write memory of the slot. Reading a tensor waits until its bytes are verified."""
+    """Views of the slot's copy-on-write memory. Reading one waits until its bytes are verified."""
     values: SlotValues
 
     def adapters(self) -> Tree:
@@ -115,9 +115,7 @@ class Arrival:
         return self._load is None or end <= self._verified
 
     def wait(self, end: int) -> None:
-        """Wait until the first `end` bytes of the payload are verified. Raises LoadBegunAnew if the agent loads anew,
-        and AgentUnreachable if the connection was lost for too long.
-        """
+        """Wait for the first `end` verified bytes. Raises LoadBegunAnew, or AgentUnreachable after a long silence."""
         if not self.has(end):
             self._look(lambda half: half.verified >= end)
 

@@ -17,9 +17,7 @@ FUNCTIONS_EVERY = 50
 
 
 class ResumeChanges:
-    """Counts the changes after which a job must prove its resume again (`RankHalf.resume_revision`). `state` is that
-    after the restore. `count` is from the last `look` before a rehearsal that this process ends.
-    """
+    """Counts the changes after which a job must prove its resume again (`RankHalf.resume_revision`)."""
 
     def __init__(self, state: RankState, count: int = 0) -> None:
         self._state = state
@@ -27,7 +25,7 @@ class ResumeChanges:
         self.count = count
         self._looks = 0
         self._functions: list[object] = []
-        """At the last look, first after the first step of this process."""
+        """The result of the last look, first after the first step of this process."""
 
     def look(self) -> int:
         """Return the number of changes so far. The session calls this after every step."""
@@ -43,7 +41,6 @@ class ResumeChanges:
         return self.count
 
     def _now(self) -> tuple[int, list[Sequence[torch.nn.Module]], list[int]]:
-        """Return the number of loaders read once, the present modules, and the size of each parameter group."""
         return (
             sum(stream.epoch > 0 for stream in self._state.streams.values()),
             [of_root for adapter in self._state.adapters for of_root in adapter.trees()],

@@ -84,7 +84,7 @@ from everstep.training.step_watch import StepWatch, uncompiled
 from everstep.training.values import Values
 
 PAGE_POLL_SECONDS = 0.05
-"""Between two reads of the page while a rank waits, because the wake-up message `WordChanged` may be lost."""
+"""Interval of reads of the page while a rank waits, because `WordChanged` may be lost."""
 QUIET_SECONDS = 0.25
 """Longest delay of a report that needs no answer, too short for users and peers to notice."""
 # Copying the largest measured state takes this long: 33 GiB at 0.15 s per GiB.
@@ -112,8 +112,6 @@ class Control:
 
 
 class _Half(TypedDict, total=False):
-    """The values that the rank has set on its half of the page."""
-
     boundary: int
     phase: Phase
     copying: int
@@ -179,7 +177,6 @@ class TrainingSession:
         self._has_left = False
         """Whether the script has started another step or called `fence` since its last `boundary`."""
         self._progress = state.progress()
-        """At the last `boundary`."""
         self._departure = ""
         """Why the state may have changed between the last boundary and `close`; empty if it has not."""
         self._handled = sys.exc_info()[1]
@@ -550,7 +547,6 @@ class TrainingSession:
         )
 
     def _await_stop(self) -> StepDecision:
-        """Wait after the step of an announced stop, until the agent confirms or withdraws it."""
         while True:
             self._guard.reach()
             self._link.wait(PAGE_POLL_SECONDS)
@@ -559,7 +555,6 @@ class TrainingSession:
                 return decision
 
     def _attend(self) -> StepDecision:
-        """Read the agent's half of the page, and carry out what `step_rules` decides."""
         half = self._link.poll()
         if half is not None:
             return self._act(half)
@@ -643,7 +638,6 @@ class TrainingSession:
         self._rehearsal.restart(self._boundary, self._half.first_passed, self._changes.count)
 
     def _end_replay(self) -> None:
-        """Return to training if this process is a replay that has ended."""
         replay = self._rehearsal.replay
         if replay is None or not self._rehearsal.is_over(self._boundary):
             return
@@ -703,7 +697,6 @@ class TrainingSession:
             self._state.complete(snapshot)
 
     def _bring_earlier(self, named: Welcome, layout: EarlierLayout) -> None:
-        """Load a step of another layout."""
         expected = Expected(self._environment.run, self._environment.rank, named.base_step, self._state.facts)
         refusal: RestoreMismatch | None = None
         relaid = None
@@ -760,7 +753,6 @@ class TrainingSession:
         return count >= accumulate if before is None else self._state.steps_made() != before
 
     def _nudge(self) -> None:
-        """Ask the agent to read the rank's half of the page. A loss of the message is harmless."""
         self._link.hint(Boundary(generation=self._link.generation, boundary=Step(self._boundary)))
 
     def _word(self, passed_at: float) -> Boundary:

@@ -45,7 +45,7 @@ from everstep.training.sources import Marks, Sources
 from everstep.training.state import Observed, RankState
 
 CLOSE_CHECK_SECONDS = 0.25
-"""Between two checks for the end of the session, while a background thread waits for the first slots."""
+"""Interval of checks for the end of the session, while a background thread waits for the first slots."""
 # For smaller states, a report costs as much time as it saves. With few cores, early digests and transfers would use the
 # copier's core, delay the commit and block training.
 STREAMED_BYTES = 32 * 1024 * 1024
@@ -181,7 +181,6 @@ class _WarmDigests:
             self._next += 1
 
     def all(self) -> bytes:
-        """Return the digests of all chunks. Call this after the last copy into the slot."""
         self.reach(self._payload_bytes)
         return bytes(self._known)
 
@@ -308,7 +307,6 @@ class Snapshotter:
             self.abandon(step, *abandoned)
 
     def _capture(self, capture: _Capture) -> tuple[UnkeptCause, str] | None:
-        """Start the capture and return None, or return why it is impossible."""
         observed = self._state.observe()
         if self._plan is None or not self._is_planned(observed):
             self._plan = self._plan_for(observed)
@@ -500,7 +498,6 @@ class Snapshotter:
             self._link.send(message)
 
     def _note(self, reason: str) -> None:
-        """Log why the rank cannot capture steps, unless it was the last logged reason."""
         if reason != self._unresumable:
             self._unresumable = reason
             logger.warning("snapshots fail, so a restart returns to the last committed step: %s", reason)
@@ -527,7 +524,6 @@ class Snapshotter:
         return CapturePlan.make(tensors, self._state.parts(tensors))
 
     def _request(self, observed: Observed) -> None:
-        """Make a capture plan for this state, and request slots of its size."""
         self._plan = self._plan_for(observed)
         self._tensors = None
         capacity_bytes = self._plan.capacity_bytes(observed.values)
@@ -550,9 +546,7 @@ class Snapshotter:
             self._note(_reason(error))
 
     def _map(self, granted: SlotsGranted) -> Mapping[int, SlotMemory]:
-        """Map the granted slots, except those whose files still hold an earlier, smaller state. The agent replaces such
-        a file and sends a new `SlotsGranted` before it grants the slot for a step.
-        """
+        """Map the granted slots, except those whose files still hold a smaller state until the next `SlotsGranted`."""
         with self._mapping:
             # Map the slots again after a new `SlotsGranted`, because the agent may have replaced the files at the same
             # paths.

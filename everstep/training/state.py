@@ -59,7 +59,7 @@ class Observed:
     """The complete state of a rank at one moment."""
 
     lists: Sequence[list[StateTensor]]
-    """In a fixed order. The list objects stay the same while the tensor objects do."""
+    """The list objects stay the same while the tensor objects do."""
     fresh: list[StateTensor]
     """Tensors that training may replace at any step, such as generator states. A slot stores them after `lists`."""
     values: bytes
@@ -287,7 +287,6 @@ class RankState:
         self.generators = rng.followed(found, self.generators, "model")
 
     def _passing(self) -> dict[str, Tree]:
-        """Return the part of the state that an evaluation may change."""
         modules = self.modules()
         return {
             "modes": [bytes(map(attrgetter("training"), of_model)) for of_model in modules],

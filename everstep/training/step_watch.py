@@ -121,7 +121,6 @@ class StepWatch:
             )
 
     def _updated_by(self, optimizer: Optimizer) -> str:
-        """Return the name of a session parameter that the optimizer updates, or an empty string."""
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         if self._unrelated.get(optimizer) == count:
             return ""
@@ -170,7 +169,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 _watches: tuple[StepWatch, ...] = ()
-"""Of open sessions. Replaced as a whole, because a hook may be iterating over the old tuple."""
+"""The watches of open sessions, replaced as a whole, because a hook may be iterating over the old tuple."""
 _handle: RemovableHandle | None = None
 _wrapped: list[tuple[type, Callable[..., Any]]] = []
 """Classes with a wrapped `step`, and their original `step`."""

@@ -23,8 +23,6 @@ def import_on_use() -> None:
 
 
 class _Lookup:
-    """The `__getattr__` of one package, which Python calls for an attribute that the package lacks."""
-
     def __init__(self, package: str, original: Callable[[str], Any] | None) -> None:
         self._package = package
         self._original = original

@@ -32,9 +32,8 @@ class Gathering:
     memory: torch.Tensor
     """uint8[n]. Every byte is written."""
     places: list[torch.Tensor] = field(default_factory=list)
-    """Of each contiguous tensor, uint8[nbytes]."""
     sources: list[torch.Tensor] = field(default_factory=list)
-    """Of each contiguous tensor, uint8[nbytes]."""
+    """Contiguous tensors, uint8[nbytes] each, as are their `places`."""
     strided_places: list[torch.Tensor] = field(default_factory=list)
     """Range of each non-contiguous tensor, with its shape and dtype."""
     strided_sources: list[torch.Tensor] = field(default_factory=list)
@@ -72,9 +71,9 @@ class Run:
     complete_count: int
     """Tensors, from the start of the list of copies, that are complete after this range."""
     tensors_bytes: int
-    """Without the zeros between its tensors."""
+    """Size without the zeros between its tensors."""
     source: torch.Tensor
-    """With the zeros: a view of the source or of the gather buffer."""
+    """View of the source or of the gather buffer, zeros included."""
 
     def place(self, copies: Copies) -> torch.Tensor:
         """Return the bytes of this range in the slot of `copies`, uint8[source.numel()]."""
@@ -105,9 +104,9 @@ class TransferPlan:
 
     sources: Sequence[torch.Tensor]
     addresses: Sequence[int]
-    """Of each source; 0 for an empty tensor."""
+    """Address of each source; 0 for an empty tensor."""
     offsets: Sequence[int]
-    """Of each target, relative to the first that is not empty; 0 for an empty target."""
+    """Address of each target relative to the first that is not empty; 0 for an empty target."""
     on_host: Sequence[int]
     """Indexes of the sources that the host copies into the slot."""
     staged: Copies
@@ -185,17 +184,15 @@ def _offsets(targets: Sequence[torch.Tensor]) -> list[int]:
 
 @dataclass(slots=True)
 class _Range:
-    """A range of a slot that becomes a `Run`."""
-
     first: int
     last: int
     before_bytes: int
     complete_count: int
     size: int
-    """Including the zeros between its tensors."""
+    """Bytes, including the zeros between its tensors."""
     sources: list[torch.Tensor]
     offsets: list[int] = field(default_factory=lambda: [0])
-    """Of each source within the range."""
+    """Offset of each source within the range."""
 
     @property
     def is_gathered(self) -> bool:
@@ -235,9 +232,7 @@ def _ranges(
 
 
 def _joint(one: _Range, other: _Range, targets: Sequence[torch.Tensor], limit: int, small_bytes: int) -> int | None:
-    """Return the offset of `other` from the start of `one`; None if they cannot share a transfer. All tensors must be
-    small, and `other` follow `one` in the same slot, within the `limit` of the gather buffer.
-    """
+    """Return the offset of `other` from `one` if small tensors follow each other within `limit` bytes, else None."""
     begin, target = targets[one.first], targets[other.first]
     offset = target.data_ptr() - begin.data_ptr()
     can_share = (
@@ -264,7 +259,6 @@ def _parts(sources: Sequence[torch.Tensor | None], limit: int) -> Iterator[_Rang
 
 
 def _rows(source: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
-    """Yield pieces of a tensor of at most `limit` bytes, by rows."""
     if source.nbytes <= limit:
         yield source
     elif (row := source.nbytes // len(source)) > limit:

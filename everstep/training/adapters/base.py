@@ -49,7 +49,6 @@ class AdapterState:
     lists: Sequence[list[StateTensor]]
     """Live tensors. A list stays the same object while its tensors do, so that the session need not compare them."""
     fresh: list[StateTensor]
-    """Live tensors that training may replace at any step, such as gradients."""
     values: Tree
 
     @property
@@ -113,9 +112,7 @@ class Adapter(Protocol):
         ...
 
     def translate(self, values: EarlierState) -> Tree:
-        """Convert `observe`'s values of an earlier rank, which may have used another adapter, into values for `load`.
-        Raises CannotRelayout if a value cannot be converted.
-        """
+        """Convert an earlier rank's `observe` values for `load`. Raises CannotRelayout if that is impossible."""
         ...
 
     def synchronize(self) -> None:
@@ -177,7 +174,7 @@ FORESEEN: Mapping[type[Optimizer], Callable[[Mapping[str, Any]], tuple[str, ...]
     torch.optim.RAdam: lambda _group: ("step", "exp_avg", "exp_avg_sq"),
     torch.optim.SGD: lambda group: ("momentum_buffer",) if group["momentum"] else (),
 }
-"""For each optimizer class: the state entries of a parameter after the first step, from the options of its group."""
+"""A parameter's state entries after the first step, from its group's options, by optimizer class."""
 SCALARS = ("step", "mu_product")
 
 
@@ -194,7 +191,6 @@ class NamedOptimizer:
     """Wraps a local state tensor in the optimizer's form, such as a DTensor, with the same memory."""
     listed: NamedTensors = field(default_factory=NamedTensors)
     arenas: list[Arena] = field(default_factory=list)
-    """Memory that `expect_restore` reserved."""
 
     @property
     def prefix(self) -> str:
@@ -420,9 +416,7 @@ class NamedOptimizer:
 
 
 class ExtraStates:
-    """Captures and restores what modules return from `get_extra_state`. Invariant: as in torch's `load_state_dict`, a
-    module receives its extra state after all tensors are loaded.
-    """
+    """Captures and restores what modules return from `get_extra_state`, after all tensors are loaded as in torch."""
 
     def __init__(self) -> None:
         self._modules: dict[str, torch.nn.Module] = {}
@@ -519,9 +513,7 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
 
 
 def tensor_names(found: Sequence[tuple[str, Hashable]]) -> list[str]:
-    """Return the tensors' paths without the components that wrappers add, one name per path. If two tensors would get
-    the same name, as with a module that the script names `module`, both keep their full paths.
-    """
+    """Return the paths without the components of wrappers, except if two names would then be equal."""
     called: dict[str, set[Hashable]] = {}
     for raw, identity in found:
         called.setdefault(canonical_name(raw), set()).add(identity)
@@ -572,9 +564,7 @@ def plain_rewrap(_parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
 
 
 def check_parameter(name: str, parameter: torch.Tensor) -> None:
-    """Reject a parameter that snapshots cannot copy as bytes, or that a restore cannot write in place. Raises
-    CannotResume if `check_tensor` rejects it, or several of its elements share memory.
-    """
+    """Raise CannotResume as `check_tensor`, or if a restore could not write the parameter in place."""
     check_tensor(name, parameter)
     if overlaps_itself(parameter):
         raise CannotResume(

@@ -28,9 +28,7 @@ from everstep.training.state_tree import Tree, dtype_name, dtype_of
 Place = tuple[str, torch.nn.Module, str]
 """Name of a buffer, its module, and its key there."""
 _Late = tuple[str, int, str, bool]
-"""A buffer registered after `init`: path of its module, the module's index among those at that path from the innermost
-outwards, key, and whether it is persistent. Wrappers have the path of the wrapped module.
-"""
+"""Path of the module, its index among those at that path from the innermost outwards, key, whether persistent."""
 
 
 def buffers_of(model: torch.nn.Module) -> list[Place]:
@@ -48,7 +46,7 @@ class Buffers:
     def __init__(self, local: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._local = local
         self._modules: dict[str, list[torch.nn.Module]] = {}
-        """By path, the innermost first, because another launch may use other wrappers."""
+        """Modules by path, the innermost first, because another launch may use other wrappers."""
         self._places: list[Place] = []
         self._late: list[_Late] = []
 
@@ -58,9 +56,7 @@ class Buffers:
         return self._places
 
     def add(self, prefix: str, model: torch.nn.Module, names: Sequence[str]) -> None:
-        """Add the buffers of a model and its submodules, `names` in the order of `buffers_of(model)`. Raises
-        CannotResume if a buffer cannot be copied as bytes.
-        """
+        """Add a model's buffers, named as by `buffers_of`. Raises CannotResume if one cannot be copied as bytes."""
         for path, module in model.named_modules():
             self._modules.setdefault(f"{prefix}{called}." if (called := canonical_name(path)) else prefix, []).insert(
                 0, module

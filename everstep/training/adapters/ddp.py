@@ -54,7 +54,6 @@ class DDPAdapter(PlainAdapter):
         # DDP divides a view by the number of ranks, and multiplies any other gradient by the inverse, which can round
         # differently. A restored gradient must be a view again.
         self._views: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
-        """Parameters with the views of their buckets (`gradient_as_bucket_view`)."""
 
     def check(self) -> None:
         super().check()

@@ -111,9 +111,7 @@ class DeepSpeedAdapter:
         return self._facts
 
     def check(self) -> None:
-        """Raise CannotResume for replaced modules, a `boundary` between micro-batches, changed betas, or uncopyable
-        buffers.
-        """
+        """Raise CannotResume for replaced modules, a `boundary` between micro-batches, or changed betas."""
         if self._tree.has_changed():
             refused = refusal(self._name, self._tree, ModuleTree({"": self._engine.module}), follows=False)
             if refused is not None:

@@ -29,7 +29,6 @@ class ParameterGroups:
     def __init__(self, optimizer: Optimizer, names: Mapping[int, str]) -> None:
         self._optimizer = optimizer
         self.parameters = self._live()
-        """As the last `follow` or `load` saw them."""
         self._sizes = self._live_sizes()
         self._initial = self._names = self._named(names)
 

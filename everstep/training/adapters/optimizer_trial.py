@@ -19,11 +19,8 @@ from everstep.training.state_tree import is_same
 
 _STEPS: Final = 3
 _SIDE: Final = 4
-"""Of the small parameters in each dimension."""
 _MAX_PARAMETERS: Final = 8
-"""Per group."""
 _OF_HOOKS: Final = "_optimizer_"
-"""Prefix of the attributes with an optimizer's hooks."""
 
 
 def keeps_all_state(optimizer: Optimizer) -> bool:

@@ -53,9 +53,8 @@ _NO_GRADIENT, _ZERO_GRADIENT, _LIVE_GRADIENT, _SPARSE_GRADIENT = 0, 1, 2, 3
 
 
 class PlainAdapter:
-    """Adapter for plain torch: one rank, or any parallelism that gives each rank plain tensors. Models and optimizers
-    have names; a single one has the empty name. Raises CannotResume if an optimizer or a tensor is not known to restore
-    bit for bit.
+    """Adapter for plain torch: one rank, or any parallelism that gives each rank plain tensors. Raises CannotResume if
+    an optimizer or a tensor is not known to restore bit for bit.
     """
 
     kind = "plain"
@@ -76,7 +75,6 @@ class PlainAdapter:
             self._list(f"{name}." if name else "", model)
             self._extra.add(f"{name}." if name else "", model)
         self._of_models = self._parameters.keys() | set()
-        """Parameters of modules; others belong only to an optimizer."""
         self._optimizers = [self._named(name, optimizer, trusted) for name, optimizer in optimizers.items()]
         check_distinct([*self._names.values(), *(name for name, _, _ in self._buffers.places), *self._extra.names])
         self._live: list[torch.Tensor] = list(self._parameters.values())
@@ -95,11 +93,8 @@ class PlainAdapter:
         self._flags = self._live_flags()
         self._listed = NamedTensors()
         self._used: dict[str, dict[int, _GradientMark]] = {}
-        """Mark of each gradient right after an optimizer's step, by optimizer and parameter. A changed gradient differs
-        from it. Only optimizers that made a step since the last boundary have an entry.
-        """
+        """Marks right after an optimizer's step since the last boundary, by optimizer and parameter."""
         self._adds_up: set[str] = set()
-        """Optimizers whose gradients the script does not clear by `zero_grad`."""
         self._list_owners()
         self._accumulating: dict[str | None, int] = {}
         """Number of further steps for which snapshots contain each optimizer's gradients; None: of no optimizer."""
@@ -374,9 +369,7 @@ class PlainAdapter:
         return None
 
     def _list_members(self, named: NamedOptimizer, saved: Collection[str] = ()) -> None:
-        """List the parameters of an optimizer's groups, and others of which it has state, or will have by `saved`. A
-        parameter that leaves the groups keeps its state, which counts if the parameter returns.
-        """
+        """List the parameters of an optimizer's groups, and others with state, which counts if they return."""
         parameters = self._parameter_groups[named.name].parameters
         of_groups = set(map(id, parameters))
         names = {id(parameter): name for name, parameter in self._parameters.items()}

@@ -35,10 +35,9 @@ class FileOrder(Order):
     """The order of the samples of many files. Rank r of R ranks receives the batches r, r + R, r + 2 R, and so on."""
 
     files: str
-    """Digest of the names and lengths of all files."""
     samples: int
     lanes: int
-    """Also the number of files that all ranks together read at once."""
+    """Number of lanes, and of files that all ranks together read at once."""
     batch: int
     shuffle: bool
     block: int
@@ -69,9 +68,7 @@ class FileOrder(Order):
         return min(begin + batch_count * self.replicas, max(begin, self.batches))
 
     def numbers(self, rank: int, begin: int) -> range:
-        """Return the batch numbers of one rank from `begin` on. All ranks receive equally many. The last batches of an
-        epoch, fewer than the number of ranks, may stay unread.
-        """
+        """Return equally many batch numbers for each rank, from `begin` on. The last batches may stay unread."""
         count = window_count(self.batches - begin, self.replicas, drop_last=True)
         return range(begin + rank, begin + count * self.replicas, self.replicas)
 

@@ -116,7 +116,6 @@ class ShardedFiles(IterableDataset[object]):
         return len(self.order.numbers(self.rank, 0))
 
     def __iter__(self) -> Iterator[object]:
-        """Return the batches of this rank. In a DataLoader with n workers, each worker returns every n-th batch."""
         epoch, begin = (int(value) for value in self._begin)
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
@@ -132,8 +131,6 @@ def _digest(files: Sequence[object], lengths: Sequence[int]) -> str:
 
 @dataclass(slots=True)
 class _OpenFile:
-    """The open file of one lane."""
-
     file: int
     samples: Iterator[object]
     read_count: int = 0
@@ -149,9 +146,8 @@ class _EpochReader:
         self._sequence = FileSequence(files.order, files.lengths, epoch)
         self._generators = rng.find_generators([files.read, files.collate_fn])
         self._open: dict[int, _OpenFile] = {}
-        """By lane."""
         self._blocks: dict[int, tuple[int, list[object]]] = {}
-        """By lane: the block's index, and its samples in the order in which they are yielded."""
+        """The block's index, and its samples in the order in which they are yielded, by lane."""
 
     def batch(self, number: int) -> object:
         """Read a batch. Raises SessionMisuse if a file does not have its given number of samples."""

@@ -33,8 +33,8 @@ EXACT = {
 
 
 def inexact_part(thing: object) -> str | None:
-    """Describe the part of a streaming dataset, which `thing` may contain, whose state is inexact; None if there is
-    none. Raises UnsupportedVersion if Everstep is not tested with the installed major version of `datasets`.
+    """Describe the part of a streaming dataset whose state is inexact, or return None. Raises UnsupportedVersion if
+    Everstep is not tested with the installed major version of `datasets`.
     """
     parts = list(_parts(thing))
     if parts:

@@ -17,7 +17,6 @@ from everstep.training.state_tree import Tree, is_same
 logger = logging.getLogger("everstep.training")
 
 LOADER_DEPTH = 3 * SEARCH_DEPTH
-"""For the search for generators in a loader that can be a long chain of a library's nodes."""
 _RESTARTS: Final = "restart_on_stop_iteration"
 """Attribute of torchdata's `Loader`: whether `iter` begins an epoch if the restored one has no further batches."""
 
@@ -35,12 +34,9 @@ class OwnState:
         self._loader = loader
         self._epoch = 0
         self._is_begun = False
-        """True from `begin` until `load_state_dict`."""
         self._is_resuming = False
         self._loaded: Tree = None
-        """Restored state for the next `begin`."""
         self._began: rng.States | None = None
-        """Generator states at the beginning of the epoch."""
         self._draws: bool | None = None
         self._is_of_nodes = hasattr(loader, _RESTARTS)
         self._is_lazy = self._is_of_nodes or inspect.isgeneratorfunction(getattr(type(loader), "__iter__", None))
@@ -81,9 +77,7 @@ class OwnState:
             setattr(self._loader, _RESTARTS, before)
 
     def _received(self, batches: Iterator[object], present: rng.States | None) -> Iterator[object]:
-        """Yield the batches, and note whether the loader draws random numbers for them. After the first batch, the
-        generators get the states `present`, except one from which the loader has drawn again.
-        """
+        """Yield the batches, and note whether the loader draws for them. The first batch sets `present`."""
         batch = next(batches, END)
         if present is not None and self._began is not None:
             states = rng.states(self.generators)
@@ -129,7 +123,6 @@ class Replayed:
         self._skip_count = 0
         self._attributes = Attributes(objects_of_script([iterable]))
         self._place: Place | None = None
-        """Progress of this epoch's walk."""
         self._changed: dict[str, Any] = {}
         """Restored attributes, which the repeated walk does not change."""
 

@@ -63,7 +63,6 @@ def _torch_source(name: str, loader: DataLoader[object], seed: int, *, is_traced
 
 
 def _map_source(name: str, loader: DataLoader[object], seed: int, *, is_traced: bool) -> Resumable:
-    """Return the source of a loader over a map-style dataset. Refuse states that no source restores exactly."""
     samplers = [each for each in nested_samplers(loader) if has_state(each) and not _is_of_torchdata(each)]
     if samplers:
         raise CannotResume(

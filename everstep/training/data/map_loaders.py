@@ -30,7 +30,6 @@ class MapLoader:
         samplers = [sampler for sampler in (loader.batch_sampler, loader.sampler) if sampler is not None]
         self._held = held
         self._loaded: list[Tree] | None = None
-        """States of `held` for the next `begin`."""
         self._all_samplers = list(nested_samplers(loader))
         self._have_epochs = [*self._all_samplers, loader.dataset, loader.collate_fn]
         ranks = (getattr(sampler, name, None) for sampler in self._all_samplers for name in _RANKS)
@@ -127,9 +126,7 @@ class MapLoader:
 
 
 MAX_INDEXES = 1_000_000
-"""For a sampler's attributes in a snapshot, such as shuffled indexes."""
 _RANKS = ("rank", "process_index")
-"""Attributes with the rank, in samplers of torch and of accelerate."""
 
 
 def nested_samplers(loader: DataLoader[object]) -> Iterator[object]:
@@ -146,10 +143,7 @@ def nested_samplers(loader: DataLoader[object]) -> Iterator[object]:
 
 
 class PlacedSampler:
-    """Wraps the user's (batch) sampler so that it can start in the middle of an epoch. `generators` may be drawn from
-    besides the global ones. `seeding` seeds each batch of workers. `sharing` is None if the samples have no order over
-    all ranks.
-    """
+    """Wraps the user's (batch) sampler so that it can start inside an epoch. `sharing` needs one order of all."""
 
     def __init__(
         self,
@@ -168,7 +162,6 @@ class PlacedSampler:
         self._skip_count: int | None = None
         """Batches that the next walk skips; None if it starts an epoch."""
         self._changed: Mapping[str, Any] = {}
-        """Attributes that the end of a repeated walk restores."""
         self.epoch = 0
         self.begin = 0
         """Position in the epoch's order at which the walk begins; above 0 after the number of ranks has changed."""
@@ -223,7 +216,6 @@ class PlacedSampler:
 
 
 def _rebuild(loader: DataLoader[object], sampler: PlacedSampler, *, is_traced: bool) -> DataLoader[object]:
-    """Return a plain DataLoader with the options of `loader`, which reads its order from `sampler`."""
     has_workers = loader.num_workers > 0
     dataset = WorkerDataset(loader.dataset, loader.collate_fn) if has_workers else loader.dataset
     collate = loader.collate_fn

@@ -34,9 +34,7 @@ class Stateful(Protocol):
 
 
 def find_stateful(roots: Iterable[object]) -> list[Stateful]:
-    """Return the outermost objects with a state inside these objects, each once, in a fixed order. Modules of torch do
-    not count, because the script registers the modules that it changes.
-    """
+    """Return the outermost objects with a state, except modules, which the script registers, in a fixed order."""
     return find(roots, has_state, depth=STATEFUL_DEPTH)
 
 

@@ -17,8 +17,6 @@ from everstep.training.data.shares import EpochShares
 
 
 class _SharedOrder(Order):
-    """An order of samples that the ranks share by `EpochShares`."""
-
     __slots__ = ()
 
     @property
@@ -27,9 +25,7 @@ class _SharedOrder(Order):
         raise NotImplementedError
 
     def position(self, begin: int, batch_count: int) -> int:
-        """Return the position after each rank has read `batch_count` batches from `begin` on. After an incomplete last
-        batch, the position is behind the end of the epoch.
-        """
+        """Return the position after `batch_count` batches from `begin`, maybe behind the end of the epoch."""
         return begin + batch_count * self.batch * self.replicas
 
 
@@ -48,7 +44,6 @@ class SampleOrder(_SharedOrder):
 
     @property
     def shares(self) -> EpochShares:
-        """Each rank takes one sample at a time."""
         return EpochShares(self.samples, self.replicas, 1, self.drop_last)
 
 
@@ -68,7 +63,7 @@ class BatchOrder(_SharedOrder):
 
     @property
     def shares(self) -> EpochShares:
-        """As accelerate's `BatchSamplerShard`: each rank takes one batch at a time."""
+        """Each rank takes one batch at a time, as with accelerate's `BatchSamplerShard`."""
         return EpochShares(self.samples, self.replicas, self.block, self.drop_last)
 
 

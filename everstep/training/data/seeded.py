@@ -37,9 +37,7 @@ class SeededDataset(Dataset[object]):
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._generators: list[rng.Generator] | None = None
         self._fetched: list[object] = []
-        """Indices of this process's last fetch."""
         self._single: object = None
-        """The sample of the last fetch without a batch."""
 
     @property
     def epoch(self) -> int:
@@ -59,7 +57,6 @@ class SeededDataset(Dataset[object]):
         return self._single
 
     def __getitems__(self, indices: Sequence[object]) -> list[object]:
-        """Return the samples of a batch. DataLoaders call this."""
         if self._generators is None:
             self._generators = rng.find_generators([self.dataset])
         self._fetched, self._single = [_plain(index) for index in indices], None

@@ -32,7 +32,6 @@ class EpochShares:
     samples: int
     replicas: int
     block: int
-    """Samples that one rank takes at a time."""
     drop_last: bool
     """Whether ranks drop an incomplete window instead of completing it."""
 

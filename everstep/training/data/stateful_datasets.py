@@ -31,7 +31,6 @@ class WorkerState:
     """Index before the first resume."""
     dataset: dict[str, Tree]
     has_ended: bool
-    """True if the dataset has no further samples in this epoch."""
     generators: rng.States
     """States of the global generators, and of those inside the dataset and `collate_fn`."""
 
@@ -56,13 +55,12 @@ class StatefulDatasetLoader:
         self._began: rng.States | None = None
         """Generator states at the beginning of the epoch; None between two epochs."""
         self._states: list[Tree] = _no_states(loader.num_workers)
-        """By worker, after its last received batch; None before its first batch."""
+        """State of each worker after its last received batch; None before its first batch."""
         self._next_worker = 0
         self._epoch = 0
         self._has_begun = False
         """False until the first `begin`. Before, `state_dict` is not called, because it may change the dataset."""
         self._loaded: dict[str, object] | None = None
-        """State of the dataset for the next `begin`, without workers."""
 
     def begin(self, epoch: int) -> Iterator[object]:
         loaded, self._loaded, self._has_begun = self._loaded, None, True
@@ -120,9 +118,7 @@ class StatefulDatasetLoader:
         rng.set_generator_states(self.generators, cast("list[Tree]", state["present"]))
 
     def _end_epoch_of_dataset(self, state: dict[str, object]) -> None:
-        """Put the dataset into its state between two epochs of an uninterrupted run. After an epoch's last sample, some
-        datasets need one more `next` to start a new epoch.
-        """
+        """Let the dataset end its epoch, for which some datasets need one more `next`."""
         with rng.kept(self.generators):
             set_epoch(self._dataset, self._epoch)
             self._dataset.load_state_dict(state)
@@ -130,7 +126,6 @@ class StatefulDatasetLoader:
                 self._dataset.load_state_dict(state)
 
     def _received(self, batches: Iterator[object]) -> Iterator[object]:
-        """Yield the batches, and store the state of each."""
         for batch in batches:
             if self._worker_count:
                 batch, sent = cast("tuple[object, WorkerState]", batch)
@@ -151,12 +146,9 @@ class _Batches(IterableDataset[object]):
         self._states: list[Tree] = []
         self._first_worker = 0
         self.has_ended = False
-        """True if the dataset has no further samples in this epoch."""
 
     def start(self, states: list[Tree], first_worker: int) -> None:
-        """Set the workers' states for the next `iter`; None for a worker that starts an epoch, empty if all do.
-        `first_worker` has the next batch.
-        """
+        """Set the workers' states for the next `iter`: None or an empty list for a new epoch."""
         self._states, self._first_worker, self.has_ended = states, first_worker, False
 
     def start_worker(self, number: int) -> None:

@@ -31,9 +31,8 @@ NO_ORDER = (
 
 
 class DataStream:
-    """One registered loader, which the script reads over many epochs. `seed` is for the workers of loaders without a
-    generator. Raises CannotResume if the loader can be read only once, or its workers keep random generators from epoch
-    to epoch.
+    """One registered loader, which the script reads over many epochs. Raises CannotResume if the loader can be read
+    only once, or its workers keep random generators from epoch to epoch.
     """
 
     def __init__(self, name: str, loader: Iterable[object], seed: int, *, is_traced: bool = False) -> None:
@@ -52,16 +51,14 @@ class DataStream:
         self.consumed_count = 0
         """Batches of this epoch that the script received, also before a restart."""
         self.handed_count = 0
-        """Batches that the script received in this process."""
         self.batch = -1
         self.prefetch_count = 0
-        """Batches that `next` fetches ahead."""
         self._ahead: deque[tuple[int, object]] = deque()
         self._is_resumed = False
         self.batches_per_step = 0
         """0 while unknown."""
         self._earlier_samples_per_step = 0
-        """Over all ranks, before the number of ranks changed; 0: unknown or unchanged."""
+        """Samples of all ranks before the number of ranks changed; 0: unknown or unchanged."""
 
     def __iter__(self) -> Iterator[object]:
         """Yield the remaining batches of the current epoch. The next `iter` starts the next epoch.
@@ -177,7 +174,7 @@ class DataStream:
 
     @property
     def samples_per_step(self) -> int:
-        """Over all ranks; 0 if unknown."""
+        """Samples of all ranks; 0 if unknown."""
         order = self._source.order
         return 0 if order is None else self.batches_per_step * order.batch * order.replicas
 

@@ -26,9 +26,7 @@ from everstep.training.state_tree import Tree, is_same
 
 
 class Walk:
-    """One pass through `items`, which a resumed run can repeat exactly. It updates `place`. `generators` may be drawn
-    from besides the global generators of the process.
-    """
+    """One pass through `items`, which a resumed run can repeat exactly. It updates `place`."""
 
     def __init__(self, items: Iterable[object], generators: Sequence[rng.Generator], place: Place) -> None:
         self._source = items
@@ -39,7 +37,6 @@ class Walk:
         self._left = list(place.began)
         """Each generator's state after the walk last used it; other code has used it if it differs."""
         self._streams: dict[int, Tree] = {}
-        """State of the walk's own stream for each forked generator."""
 
     def __iter__(self) -> Iterator[object]:
         while (item := self._next()) is not END:
@@ -119,7 +116,6 @@ class Place:
     """Progress of a walk, and the generator states to repeat it."""
 
     began: rng.States
-    """At the beginning of the walk."""
     walked_count: int = 0
     """Items that the loader requested, including the request that returned the end. Workers prefetch."""
     forks: list[Fork] = field(default_factory=list)
@@ -153,6 +149,5 @@ class Fork:
     number: int
     """Last item with the shared generator."""
     index: int
-    """Index of the shared generator."""
     found: Tree
     """Its state before the sampler drew the item `number`."""

@@ -23,7 +23,7 @@ class Seeding:
 
     seed: int
     rank: int
-    """Among the ranks that divide the data; 0 if the sampler has no rank."""
+    """Index among the ranks that divide the data; 0 if the sampler has no rank."""
 
     def of(self, epoch: int, batch: int, begin: int = 0) -> int:
         """Return a batch's seed. `begin` is the position from which batches are counted."""
@@ -40,9 +40,7 @@ class SeededItem:
 
 
 class WorkerDataset(Dataset[object]):
-    """Wraps the user's dataset in a worker, and seeds the worker's generators before each batch. The generators of
-    `collate`, which runs in the same worker, are seeded as well.
-    """
+    """Wraps the user's dataset in a worker, and seeds the generators of dataset and `collate` per batch."""
 
     def __init__(self, inner: Dataset[object], collate: object = None) -> None:
         self.inner = inner
@@ -78,14 +76,11 @@ def plain_index(item: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class WorkerBegin:
-    """Worker initialization that makes `get_worker_info()` return the user's own dataset, not the wrapper. The user's
-    `worker_init_fn` may open this dataset's files or select a part of its data.
-    """
+    """Makes `get_worker_info()` return the user's dataset, which a `worker_init_fn` may change."""
 
     user_init: Callable[[int], None] | None
 
     def __call__(self, worker_id: int) -> None:
-        """Initialize the calling worker process, once."""
         info = get_worker_info()
         assert info is not None
         # Use `object.__setattr__`, because torch forbids a plain assignment of this attribute.

@@ -24,7 +24,6 @@ _OBSERVED: tuple[tuple[Any, str, str], ...] = (
     (time, "time", "time.time"),
     (time, "time_ns", "time.time_ns"),
 )
-"""The object that holds the function, its name there, and its name in reports."""
 _PATHS = sysconfig.get_paths()
 _STANDARD_LIBRARY = tuple({_PATHS["stdlib"] + os.sep, _PATHS["platstdlib"] + os.sep})
 _INSTALLED = (*{_PATHS["purelib"] + os.sep, _PATHS["platlib"] + os.sep}, str(Path(__file__).parents[2]) + os.sep)

@@ -30,7 +30,7 @@ from everstep.training.errors import SessionMisuse
 PASS_VARIABLE = "EVERSTEP_CHECK_PASS"
 PASS_COUNT = 3
 HASH_SEEDS = {1: "1", 2: "1", 3: "2"}
-"""By pass, unless the job sets PYTHONHASHSEED."""
+"""Python's hash seed by pass, unless the job sets PYTHONHASHSEED."""
 _DESCRIPTORS = Path("/proc/self/fd")
 
 

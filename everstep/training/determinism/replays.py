@@ -30,9 +30,7 @@ _STATES = ("Tensor", "Parameter", "ndarray", *_GENERATORS)
 
 
 def compare_replays(rank: int, records: Sequence[Record]) -> Finding | None:
-    """Return the first difference between the training and its one or two replays, or None. Logged values that differ
-    between two replays, such as the time of a step, do not count.
-    """
+    """Return the first difference between the training and its one or two replays, or None."""
     if len(records) == 2:
         return _of_steps(rank, [*records, records[1]]) or _of_variables(rank, [*records, records[1]])
     _, once, again = ({step: _logged(entries) for step, entries in each.steps.items()} for each in records)
@@ -100,9 +98,7 @@ def _lines(finding: Finding, unkept: Sequence[str], records: Sequence[Record]) -
 
 
 def _of_steps(rank: int, records: Sequence[Record]) -> Finding | None:
-    """Return the first difference between the steps of three records, or None. A script may log its loss before the
-    update, which records the random generators. If these differ, they are the cause.
-    """
+    """Return the first difference between the steps, which are the generators' rather than a logged loss's, or None."""
     found = compare(rank, records, varies_hash=False)
     if found is None or found.kind is not Kind.VALUE:
         return found
@@ -121,9 +117,7 @@ def _of_steps(rank: int, records: Sequence[Record]) -> Finding | None:
 
 
 def _of_variables(rank: int, records: Sequence[Record]) -> Finding | None:
-    """Return the values that a restart would lose, although no repeated step uses them, such as averaged weights. A
-    plain value counts only if training has changed it: otherwise it follows from the restored step.
-    """
+    """Return what a restart would lose unused, such as averaged weights. Plain values count only if they changed."""
     moment = max(records[0].variables, default=0)
     unkept = _unkept(records, moment)
     if names := tuple(name for name, kind in unkept if kind in _STATES):

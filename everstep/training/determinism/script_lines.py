@@ -87,7 +87,6 @@ def _files(names: Sequence[str]) -> list[str]:
 
 
 def _changes_of(path: str) -> list[tuple[str, str, int, int]]:
-    """Return the variables that a file changes, with function, line and weight."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):

@@ -33,7 +33,7 @@ SEARCH_DEPTH = 6
 MAX_VALUES = 20_000
 """Objects per search from the modules, and again from the running functions."""
 MAX_BYTES = 16 * 1024 * 1024
-"""Of the largest tensor or array in the result."""
+"""Size of the largest tensor or array in the result."""
 MAX_PARTS = 64
 """Longer containers usually hold samples."""
 

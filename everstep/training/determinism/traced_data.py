@@ -24,13 +24,12 @@ class BatchTrace:
     """Digests that describe how a loader made one batch."""
 
     order: str
-    """Of the indices that the sampler drew."""
+    """Digest of the indices that the sampler drew."""
     samples: tuple[str, ...]
-    """Of each sample, before `collate_fn`."""
+    """Digest of each sample, before `collate_fn`."""
     repeats: tuple[bool, ...]
-    """For each sample, whether a second call of the dataset returned the same content."""
+    """Whether a second call of the dataset returned the same content, for each sample."""
     batch: str
-    """Of the result of `collate_fn`."""
     calls: tuple[str, ...]
     """Calls to functions whose results differ between runs."""
 
@@ -47,9 +46,7 @@ class Fetched:
 
 
 class TracedDataset(Dataset[object]):
-    """Wraps the dataset of a loader, to compute the digest of each sample. The generators of `collate` count as the
-    dataset's. `plain_index` returns the user's indices from the sampler's item.
-    """
+    """Wraps the dataset of a loader, to compute the digest of each sample."""
 
     def __init__(self, dataset: Dataset[object], collate: object, plain_index: Callable[[object], object]) -> None:
         self._dataset = dataset
@@ -104,7 +101,6 @@ class TracedCollate:
         self._collate = collate
 
     def __call__(self, fetched: Fetched) -> tuple[object, BatchTrace]:
-        """Return the batch and its trace."""
         batch = self._collate(fetched.content)
         trace = BatchTrace(fetched.order, fetched.samples, fetched.repeats, digest_of(batch), tuple(calls.drain()))
         return batch, trace
