@@ -172,9 +172,9 @@ class RankExit(Message, frozen=True):
     code: ExitCode
     at_seconds: UnixSeconds
     boundary: Step
-    """Last reported number of finished steps; -1 if the rank had reported none."""
+    """Last reported number of finished steps; -1: none."""
     last_lines: LongText = ""
-    """The end of the rank's stderr, at most 4 KiB. Without a traceback, the end of its stdout precedes it."""
+    """The end of the rank's stderr, or of its stdout and stderr without a traceback, at most 4 KiB."""
     memory: MemoryEnd | None = None
     """Set only if `exit_class` is OUT_OF_MEMORY."""
 
@@ -207,7 +207,6 @@ class RankStatus(Message, frozen=True):
     """Unix time at which the rank finished its first step in this generation; 0: not yet."""
     rehearsed: Rehearsed | None = None
     resume_revision: Count = 0
-    """`RankHalf.resume_revision`."""
     kept_options: KeptOptions = ()
 
 
@@ -279,8 +278,8 @@ class RoundStatus(Message, frozen=True):
     committed: Step
     proposed: Step
     boundary: Step
+    """The highest number of finished steps of any rank."""
     committed_at_seconds: UnixSeconds
-    """Unix time of the last commit; 0 before the first."""
     stopped: bool = False
     finished: bool = False
     checkpoints: CheckpointPace = CheckpointPace()
@@ -305,9 +304,8 @@ class UploadedShard(Message, frozen=True):
     sha256: HexDigest = ""
     part_bytes: Count = 0
     frozen: Annotated[tuple[SharedObject, ...], Items] = ()
-    """Objects with tensors of the shard that training does not change. S3 has stored all of them."""
+    """Objects, as in `replicated`, that S3 has stored completely."""
     replicated: Annotated[tuple[SharedObject, ...], Items] = ()
-    """Objects with tensors that are equal on several ranks at this step. S3 has stored all of them."""
     lists: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
     """Digest of `frozen` and `replicated`, which are empty if the last report had them (`shared_lists`)."""
 
@@ -334,9 +332,7 @@ class MetricPoint(Message, frozen=True):
 
 
 class MetricBatch(Message, frozen=True):
-    """Metric values of one run that the control plane has not yet confirmed. An agent numbers the values of its ranks
-    consecutively from 0, and never reuses the number of a lost value.
-    """
+    """Unconfirmed metric values of one run, numbered consecutively from 0. A lost value's number is not reused."""
 
     run: RunId
     first_number: Count
@@ -533,6 +529,7 @@ class MemberReport(Message, frozen=True):
     ranks: Annotated[tuple[RankStatus, ...], RankItems] = ()
     protection: Annotated[tuple[ShardProtection, ...], RankItems] = ()
     silent_peers: Annotated[tuple[NodeId, ...], Items] = ()
+    """Peers that have sent nothing for longer than `Timeouts.holder_deadline_seconds`."""
     round: RoundStatus | None = None
     """Set only if this node's agent is the coordinator."""
     uploads: Annotated[tuple[UploadedShard, ...], Items] = ()
@@ -598,7 +595,6 @@ class BurnInTest(Message, frozen=True):
     rate: Count | None = None
     """Bytes per second, or floating-point operations per second of a matmul; None if the test measures no rate."""
     text: Text = ""
-    """Why the test failed or could not run; empty if it passed."""
 
 
 class BurnInResult(Message, frozen=True):
@@ -751,8 +747,7 @@ class TakeCheckpoint(JobMessage, frozen=True):
 
 class Rehearse(JobMessage, frozen=True):
     """Command to the coordinator's agent to rehearse the resume, repeated until `RoundStatus.rehearsal_number` is
-    `number`. A number that is not above the newest one changes nothing. The coordinator forgets the numbers when its
-    agent restarts.
+    `number`. Only a number above the newest one counts, which the coordinator forgets when its agent restarts.
     """
 
     since_minor: ClassVar[int] = 1
@@ -760,13 +755,10 @@ class Rehearse(JobMessage, frozen=True):
     number: int
     """Is above 0, and above the number of each earlier command of the generation."""
     steps: int
-    """Number of steps to repeat, above 0."""
 
 
 class TakeStacks(JobMessage, frozen=True):
-    """Command to read the Python stacks of every rank without stopping the ranks. For an answered number, the agent
-    reports the same stacks again. For a higher number, it reads the stacks again.
-    """
+    """Command to read all ranks' Python stacks. The agent repeats its answer unless the number is higher."""
 
     number: int
 
@@ -784,8 +776,8 @@ class Release(Message, frozen=True):
 
     run: RunId
     unstored_count: int | None = None
-    """Number of unstored outputs that the control plane has recorded. The agent deletes nothing while it has more. None
-    from older control planes: the agent need not wait.
+    """Number of unstored outputs that the control plane has recorded. The agent deletes nothing while it has more.
+    None, from older control planes: the agent need not wait.
     """
 
 
@@ -797,9 +789,7 @@ class KeepEvidence(Message, frozen=True):
 
 
 class KeepSources(Message, frozen=True):
-    """Command to an idle node to keep verified copies of exactly these source archives, repeated until they are
-    reported. A node that has promised to join a generation keeps only the archive of its own job.
-    """
+    """Command to an idle node to keep exactly these source archives, repeated until they are reported."""
 
     sources: tuple[SourceArchive, ...]
 
@@ -823,9 +813,7 @@ class SendLines(Message, frozen=True):
 
 
 class LogLines(RunMessage, frozen=True):
-    """Lines that the ranks of a node have printed, without acknowledgement. A follower reads lost lines from the object
-    store, after at most `FLUSH_SECONDS`.
-    """
+    """Lines that a node's ranks have printed. Lost lines are in the object store after `FLUSH_SECONDS`."""
 
     first: Count
     """Number of the first line, counted over all lines of this node and generation."""

@@ -55,9 +55,7 @@ _resolving = threading.Lock()
 
 
 def encode(message: Message) -> bytes:
-    """Return the encoded message, with the version and without a length prefix. Raises OversizedMessage if the message
-    is longer than `MAX_MESSAGE_BYTES`.
-    """
+    """Return a message without length prefix. Raises OversizedMessage above `MAX_MESSAGE_BYTES`."""
     data = _VERSION.pack(PROTOCOL_VERSION) + _encoder.encode(message)
     if len(data) > MAX_MESSAGE_BYTES:
         raise OversizedMessage(f"{type(message).__name__} is {len(data)} bytes long; the limit is {MAX_MESSAGE_BYTES}")
@@ -83,12 +81,8 @@ def resolve(kind: object) -> msgspec.msgpack.Decoder[object]:
 
 def decode(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
     """Return the message that is encoded in `data`. `kind` is the accepted class, or a union of the accepted classes.
-
-    Raises:
-        OversizedMessage: the data is longer than `MAX_MESSAGE_BYTES`.
-        UnknownVersion: the sender uses a different protocol version.
-        MalformedMessage: the data is not msgpack, has an unknown type, or has a field that is missing, mistyped or
-            beyond its limit (`everstep.protocol.limits`).
+    Raises OversizedMessage for more than `MAX_MESSAGE_BYTES`, UnknownVersion, and MalformedMessage for a missing,
+    mistyped or unknown type or field, or one beyond its limit (`everstep.protocol.limits`).
     """
     if len(data) > MAX_MESSAGE_BYTES:
         raise OversizedMessage(f"a message of {len(data)} bytes; the limit is {MAX_MESSAGE_BYTES}")
@@ -113,9 +107,7 @@ def frame(message: Message) -> bytes:
 
 
 def frame_length(prefix: bytes, limit: int = MAX_MESSAGE_BYTES) -> int:
-    """Return the length that a frame's first four bytes announce. Raises OversizedMessage if the length is above
-    `limit`. The caller must not read the frame.
-    """
+    """Return the length in a frame's first four bytes. Raises OversizedMessage if it is above `limit`."""
     (length,) = LENGTH.unpack(prefix)
     if length > limit:
         raise OversizedMessage(f"a frame announces {length} bytes; the limit is {limit}")

@@ -96,9 +96,7 @@ KINDS: Final = {
 
 
 def unknown(field: str) -> str:
-    """Return the error sentence about a field that the API contract does not contain, by its path. It names the
-    replacement of a field of SageMaker, and states that a field in `FIXED_FIELDS` cannot change.
-    """
+    """Return the error sentence about an unknown field, with the replacement of a field of SageMaker."""
     instead = SAGEMAKER_FIELDS.get(re.sub(r"\[\d+\]", "", field))
     if field in FIXED_FIELDS:
         return "is not a field of this request; of a training job it is set at creation and cannot be changed"

@@ -27,12 +27,10 @@ MAX_LONG_TEXT_CHARACTERS: Final = 16 * 1024
 """Limits stacks, a rank's last lines, and one printed line."""
 MAX_PATH_CHARACTERS: Final = 4096
 MAX_ITEMS: Final = 1 << 16
-"""Limits lists with an entry per rank, node, slot, chunk range or metric."""
 MAX_RANKS_PER_NODE: Final = 64
 MAX_FAULTS: Final = 256
 
 MAX_STEP: Final = 2**52
-"""Largest step in a message and in the database."""
 MAX_RANK_STEP: Final = 2**48
 """Largest step from a rank. Sums of such steps stay below MAX_STEP."""
 
@@ -98,9 +96,7 @@ MessageBytes: TypeAlias = Annotated[bytes, Meta(max_length=1 << 20)]
 
 
 def cut(text: str, limit: int = MAX_TEXT_CHARACTERS) -> str:
-    """Return the text, or its beginning and an ellipsis, so that it has at most `limit` characters, at least 1. Halves
-    of surrogate pairs become escapes, because UTF-8 has none.
-    """
+    """Return text with at most `limit` characters and valid UTF-8: halves of surrogate pairs become escapes."""
     sendable = text[: limit + 1].encode(errors="backslashreplace").decode()
     return sendable if len(sendable) <= limit else f"{sendable[: limit - 1]}…"
 

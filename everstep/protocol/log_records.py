@@ -39,9 +39,7 @@ _about: ContextVar[Mapping[str, object]] = ContextVar("_about", default={})  # n
 
 @contextmanager
 def about(**fields: object) -> Generator[None, None, None]:
-    """Add fields to every log line of the `with` block, in this task and in threads that the task awaits. The fields
-    are job, run, generation or node. A field that is None is left out.
-    """
+    """Add the fields job, run, generation and node, except None, to log lines of this task and its threads."""
     token = _about.set({**_about.get(), **{name: value for name, value in fields.items() if value is not None}})
     try:
         yield
@@ -81,9 +79,7 @@ class RateLimit(logging.Filter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats log lines for people, with every line of a record except the first indented. It escapes control
-    characters, so that text from a client cannot forge a log line or send commands to a terminal.
-    """
+    """Formats log lines for people. Escaped control characters cannot forge a line or command a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as text."""

@@ -59,9 +59,7 @@ class Survivor(Message, frozen=True):
 
 
 class Rebuild(Message, frozen=True):
-    """A lost shard, and the shards and shares from which a node rebuilds it. All of them have the origin generation and
-    the step of the `ShardSource` that contains this object.
-    """
+    """A lost shard, and those from which a node rebuilds it, of the `ShardSource`'s generation and step."""
 
     lost: Contribution
     """The shares of all survivors contain the same facts."""

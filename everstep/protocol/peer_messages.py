@@ -132,9 +132,7 @@ class PreparingShard(Message, frozen=True):
 
 
 class ShardReserved(Message, frozen=True):
-    """The holder's answer to `ReserveShard`, after which the owner may send snapshots. If the allocation failed, the
-    holder rejects any shard that does not fit.
-    """
+    """The answer to `ReserveShard`. Without memory, the holder later rejects each shard that does not fit."""
 
     capacity_bytes: Count
     layout_hash: Digest
@@ -235,9 +233,7 @@ class FetchShard(Message, frozen=True):
 
 
 class UploadPart(Message, frozen=True):
-    """An owner's request to a holder to upload one part of its copy to S3. The answer is `PartStored` or
-    `ShardRefused`. The holder keeps the copy until the session ends.
-    """
+    """An owner's request to a holder to upload a part of its copy, which it keeps until the session ends."""
 
     owner_rank: Rank
     origin_generation: Generation
@@ -266,9 +262,7 @@ class PartStored(Message, frozen=True):
 
 
 class LoadShard(Message, frozen=True):
-    """An owner's request to another node, the helper, to read parts of the shard from S3. The answer is `ReadyToLoad`
-    once the helper has loaded its own shards, or `ShardRefused`.
-    """
+    """An owner's request to another node, the helper, to read parts of the shard from S3 after its own shards."""
 
     owner_rank: Rank
     digest: Digest
@@ -305,9 +299,7 @@ class ObjectHeader(Message, frozen=True):
 
 
 class OfferTensors(Message, frozen=True):
-    """An owner's list of the tensors of one step, from which the coordinator's agent finds tensors that several ranks
-    have. The answer is `TensorsDivided`.
-    """
+    """An owner's list of tensors, in which the coordinator's agent finds those that several ranks have."""
 
     owner_rank: Rank
     step: Step
@@ -326,6 +318,7 @@ class TensorsDivided(Message, frozen=True):
     not use the offer, and the owner stores all items in the object of its shard.
     """
     writes: Annotated[tuple[Count, ...], Items] = ()
+    """Numbers of the objects that the owner uploads."""
 
 
 PeerMessage = (

@@ -102,15 +102,11 @@ class RankPlan(Message, frozen=True, omit_defaults=True):
 
 
 class Relayout(Message, frozen=True):
-    """The shards of a restored step that another job or a different number of ranks saved. Each new rank fetches the
-    earlier shards that contain its own elements.
-    """
+    """The shards of a restored step of another layout, from which each rank fetches its own elements."""
 
     world_size: int
     shards: tuple[tuple[ShardSource, ...], ...]
-    """Sources of each of these ranks' shards, in order of preference. The kind is never `local`. If the source is the
-    node itself, the node reads its own slot.
-    """
+    """Sources by rank, most preferred first, never `local`. If a node is its own source, it reads its slot."""
 
 
 class SourceArchive(Message, frozen=True):
@@ -166,17 +162,13 @@ class ScriptPlan(Message, frozen=True):
     project: str = ""
     """Empty from an older control plane."""
     secrets: dict[str, str] = msgspec.field(default_factory=dict[str, str])
-    """Location of each secret, by environment variable: `secretsmanager:NAME`, `ssm:NAME` or an ARN. Only the node
-    reads the values, directly from AWS. No Everstep message contains them.
-    """
+    """`secretsmanager:NAME`, `ssm:NAME` or an ARN by variable. No Everstep message contains the values."""
     arguments: tuple[str, ...] = ()
     """Arguments after those of the hyperparameters. Agents ignore them before `ARGUMENTS_SINCE_MINOR`."""
     module: str = ""
     """Name under which ranks run `entry_point` as `python -m` does; empty: as a script. As old as `arguments`."""
     kept_files: tuple[str, ...] = ()
-    """Patterns of files in the source directory that become outputs. As old as `arguments`. A pattern is a file, a
-    folder, or has one `*` (or `**`) for any characters.
-    """
+    """Patterns of source files that become outputs: a file, a folder, or one `*` or `**` for any characters."""
 
 
 ARGUMENTS_SINCE_MINOR = 1
@@ -230,9 +222,7 @@ class GenerationPlan(Message, frozen=True):
     run: RunId
     generation: Generation
     parent: Generation
-    """The newest earlier generation whose ranks may have run; 0: none. `base_step` is a step of that generation, or of
-    a generation that it continued.
-    """
+    """The newest earlier generation whose ranks may have run; 0: none. `base_step` belongs to its history."""
     base_step: Step
     nodes: tuple[PlanNode, ...]
     """The order is that of GROUP_RANK."""

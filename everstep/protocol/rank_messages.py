@@ -264,9 +264,7 @@ def read_agent_half(page: memoryview) -> AgentHalf | None:
 
 
 def write_rank_half(page: memoryview, half: RankHalf) -> None:
-    """Write the rank's half of the page. Only the rank's training thread and its copier may call this, while they hold
-    the session's lock.
-    """
+    """Write the rank's half of the page, in the training thread or copier, which hold the session's lock."""
     _write(page, _RANK_HALF, _RANK.pack(*msgspec.structs.astuple(half)))
 
 
@@ -321,9 +319,7 @@ class EarlierLayout(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Every node has verified the shards that its ranks restore, so the rank may restore. With `relayout`, no shard is
-    verified yet. The agent then verifies each earlier shard when a rank requests it.
-    """
+    """Every node has verified its ranks' shards, or with `relayout`, verifies each one that a rank requests."""
 
     generation: Generation
     word_path: str
@@ -332,13 +328,10 @@ class Welcome(Message, frozen=True):
     base_slot_path: str | None
     """The verified slot with the state of `base_step`. None if `base_step` is 0, or with `relayout`."""
     relayout: EarlierLayout | None = None
-    """Set if another job or number of ranks made the restored step."""
 
 
 class FetchShard(Message, frozen=True):
-    """The rank's request for the whole shard of a rank of the launch that made the restored step. Valid only after a
-    `Welcome` with `relayout`. A rank repeats an unanswered request on a new connection.
-    """
+    """The rank's request for an earlier rank's shard after a `Welcome` with `relayout`, repeated on reconnect."""
 
     generation: Generation
     owner_rank: Rank
@@ -373,9 +366,7 @@ class SlotsGranted(Message, frozen=True):
 
 
 class SlotsRefused(Message, frozen=True):
-    """The agent has no memory for the requested slots, so the rank's state is not protected. Training continues, and
-    the agent votes ABANDON on each proposed step. Users see the reason.
-    """
+    """The agent lacks memory for the slots, so it votes ABANDON on each step while training continues."""
 
     layout_hash: Digest
     reason: str
@@ -483,9 +474,7 @@ class IdleSpan(Message, frozen=True, kw_only=False):
 
 
 class IdleSpans(Message, frozen=True):
-    """Result of the network profiler. A later message replaces an earlier one. Only the rank with LOCAL_RANK 0 sends
-    it, because collectives synchronize the ranks of a node.
-    """
+    """Newest result of the network profiler, from LOCAL_RANK 0 only: collectives synchronize a node's ranks."""
 
     generation: Generation
     iteration_seconds: Seconds
@@ -566,9 +555,7 @@ def files_of(message: Message) -> tuple[str, ...]:
 
 
 def with_files(message: AgentToRank, files: Sequence[str]) -> AgentToRank:
-    """Replace the files of an agent's message, for example by paths that a rank can open. `files` has as many names as
-    `files_of` returns, in its order. A message without files stays unchanged.
-    """
+    """Replace a message's files, in the order of `files_of`, for example by paths that a rank can open."""
     match message:
         case Arriving():
             return replace(message, word_path=files[0], base_slot_path=files[1])

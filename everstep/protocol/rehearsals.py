@@ -75,13 +75,11 @@ class Rehearsed(Message, frozen=True):
     """The step b."""
     steps: Count
     seconds: Seconds
-    """Seconds for which the rank did not train."""
     verdict: RehearsalVerdict
     difference: ReplayDifference | None = None
     message: RehearsalText = ""
     """The difference, or the reason of the refusal, for people."""
     advice: RehearsalText = ""
-    """What to change in the script, for people."""
 
     @property
     def first_step(self) -> int:

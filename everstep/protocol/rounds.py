@@ -48,7 +48,6 @@ class RankRound(Message, frozen=True):
     heard_stop: Step = Step(-1)
     """The newest stop that the rank's agent has received, confirmed or only announced."""
     rehearsal_step: Step = Step(-1)
-    """The announced rehearsal that the rank answered last."""
     rehearsal_echo: Count = 0
     """The answer, as `RankHalf.rehearsal_echo`."""
     confirmed_rehearsal: Step = Step(-1)
@@ -71,7 +70,6 @@ class NodeReport(Message, frozen=True):
 
     node_id: NodeId
     term: Count
-    """The highest term in any announcement that the node has received."""
     sequence: Count
     ranks: Annotated[tuple[RankRound, ...], Items]
 
@@ -100,7 +98,6 @@ class Announcement(Message, frozen=True, omit_defaults=True):
     stop_step: Step = Step(-1)
     stop_state: StopState = StopState.NONE
     rehearsal_step: Step = Step(-1)
-    """Step after which all ranks rehearse."""
     rehearsal_state: StopState = StopState.NONE
     rehearsal_steps: Count = 0
     """Number of repeated steps; 0 leaves it unchanged."""
@@ -110,8 +107,6 @@ class Announcement(Message, frozen=True, omit_defaults=True):
     ends_exports: bool = False
     """Whether agents end the export, because a checkpoint needs its slot and an instance is about to end."""
     held: Annotated[tuple[Rank, ...], Items] = ()
-    """Ranks whose shard of the restored or a later step is complete on every holder. Only ranks with a shard on another
-    node are listed. That node may free the shard.
-    """
+    """Ranks whose shard of the restored or a later step is complete, so that nodes that hold none may free it."""
     is_silent: bool = False
     """Whether a restarted coordinator waits for the first report of every node. Then only the term is valid."""

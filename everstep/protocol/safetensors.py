@@ -171,9 +171,7 @@ class Restore:
     rank: str
     step: str
     origin_generation: str
-    """The generation that made the shard. No digest covers this value, the job, the run, the rank and the step. A
-    reader must compare them with expected values.
-    """
+    """No digest covers it, nor job, run, rank and step. A reader must compare them with expected values."""
     chunk_digests: bytes
     """They hash to `payload_digest`, so a reader can verify single chunks."""
     spans: tuple[tuple[int, int], ...]
@@ -206,9 +204,8 @@ def tensors_in_order(index: SlotIndex) -> list[TensorEntry]:
 def encode_header(
     header: SlotHeader, packed_index: bytes, chunk_digests: bytes, shared: SharedGroups = NOTHING_SHARED
 ) -> bytes:
-    """Return the length field and the JSON header of a shard's checkpoint object. `chunk_digests` must hash to the
-    header's digest. Raises CorruptSlot if the index is invalid, and OversizedMessage if the header would exceed the
-    limit of safetensors.
+    """Return the length field and the JSON header of a shard's object. Raises CorruptSlot if the index is invalid, and
+    OversizedMessage if the header would exceed the limit of safetensors.
     """
     metadata = _Metadata(
         everstep=_format_of(shared),
@@ -232,9 +229,8 @@ def encode_header(
 
 
 def encode_shared_header(entries: Sequence[TensorEntry]) -> bytes:
-    """Return the length field and the JSON header of a shared S3 object, with `entries` in the order of their data.
-    Equal tensors give equal headers, even of different shards or steps. Raises OversizedMessage if the header would
-    exceed the limit of safetensors.
+    """Return a shared object's header, which depends on the tensors only. Raises OversizedMessage as
+    `encode_header`.
     """
     return _header(entries, None)
 
@@ -265,9 +261,7 @@ def _header(entries: Sequence[TensorEntry], metadata: _Metadata | None) -> bytes
 
 
 def plan_restore(header: bytes, object_bytes: int) -> Restore:
-    """Parse an object's JSON header without its length field, and return the source of each byte of the payload. Raises
-    CorruptObject if the header is not Everstep's, or contradicts itself or the object's size.
-    """
+    """Return the source of each byte of the payload. Raises CorruptObject for a foreign or contradictory header."""
     try:
         described = _HEADER.decode(header)
         metadata = _HEADER_METADATA.decode(described.pop(_METADATA))

@@ -26,17 +26,13 @@ _Lists = tuple[tuple[SharedObject, ...], tuple[SharedObject, ...]]
 
 
 class SharedLists:
-    """The lists in the last report on a connection, as one end stores them. The sender calls `shorten`, and the
-    receiver calls `complete`. Each end has its own object.
-    """
+    """The lists in a connection's last report. The sender calls `shorten`, the receiver `complete`."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, _Lists] = {}
 
     def shorten(self, report: AgentReport) -> AgentReport:
-        """Return the report with digests in place of the lists that the receiver already has. The caller must send
-        every returned report on the connection, in the order of the calls.
-        """
+        """Return the report with digests for known lists. The caller must send all returned reports in order."""
         known = dict(self._known)
 
         def shortened(upload: UploadedShard) -> UploadedShard:
@@ -56,9 +52,7 @@ class SharedLists:
         return result
 
     def complete(self, report: AgentReport) -> AgentReport:
-        """Return the next report of the connection with all lists. Raises MalformedMessage if the report has the digest
-        of a list that the last report did not contain.
-        """
+        """Return the report with all lists. Raises MalformedMessage if the last report lacked a digest."""
         known = dict(self._known)
 
         def completed(upload: UploadedShard) -> UploadedShard:

@@ -140,9 +140,9 @@ def payload_digest(payload: bytes | bytearray | memoryview) -> bytes:
 
 
 def state_digest(chunk_digests: bytes, rest: bytes | bytearray | memoryview) -> bytes:
-    """Return the digest of a payload's tensors, which is equal whenever a step is repeated bit-identically.
-    `chunk_digests` are those of the first chunks without a part of the index, and `rest` the bytes between these and
-    the index. The index is excluded, because its values may contain times, or sets in the order of one process.
+    """Return the digest of a payload's tensors, which is equal whenever a step is repeated bit-identically. `rest` are
+    the bytes between the first chunks and the index, which is excluded: its values may contain times, or sets in the
+    order of one process.
     """
     return digest(chunk_digests + digest(rest))[:STATE_DIGEST_BYTES]
 
@@ -188,9 +188,7 @@ def align(offset: int) -> int:
 
 
 def pack_header(header: SlotHeader) -> bytes:
-    """Return the header page, `HEADER_BYTES` long. Raises ValueError if the job name is longer than 64 bytes, or the
-    run id is not 32 hexadecimal digits.
-    """
+    """Return the header page. Raises ValueError if the job name or run id does not fit."""
     job = header.job.encode()
     run = bytes.fromhex(header.run)
     if len(job) > 64 or len(run) != 16:
@@ -216,12 +214,8 @@ def pack_header(header: SlotHeader) -> bytes:
 
 
 def unpack_header(page: bytes | memoryview) -> SlotHeader:
-    """Return the header in the first page of a slot file. Its digest and bounds are checked, but not the payload's
-    digest.
-
-    Raises:
-        CorruptSlot: the magic, the digest, the state or a bound is invalid.
-        UnknownVersion: the header is valid, but this process does not support its version.
+    """Return the first page's header, with checked digest and bounds, but not the payload's digest. Raises CorruptSlot
+    if the magic, the digest, the state or a bound is invalid. Raises UnknownVersion if only the version is unsupported.
     """
     if len(page) < HEADER_BYTES:
         raise CorruptSlot(f"a slot header has {len(page)} bytes")
@@ -280,9 +274,7 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     parts: tuple[TensorPart, ...] | None = None
     """A tensor with None is the whole logical tensor of the same name."""
     is_frozen: bool = False
-    """Whether the script declares that training does not change the tensor (`requires_grad=False`). The script can be
-    wrong: averaged weights are often declared so. Readers must not rely on the value.
-    """
+    """`requires_grad=False`. Readers must not rely on it: averaged weights are often declared so."""
 
     @property
     def logical_parts(self) -> tuple[TensorPart, ...]:
@@ -332,11 +324,8 @@ def _index_end(values: bytes) -> bytes:
 
 
 def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
-    """Return the index of a payload whose tensors occupy its first `tensor_bytes` bytes. `values` remain opaque bytes.
-
-    Raises:
-        CorruptSlot: the index does not decode, or a tensor's alignment, bounds, overlap or size is invalid.
-        UnknownVersion: this process does not support the index's version.
+    """Return the index of a payload whose tensors occupy its first `tensor_bytes` bytes. Raises CorruptSlot if it does
+    not decode, or a tensor's alignment, bounds, overlap or size is invalid. Raises UnknownVersion for its version.
     """
     if len(data) > MAX_INDEX_BYTES:
         raise CorruptSlot(f"a slot index has {len(data)} bytes")
