@@ -94,12 +94,13 @@ MAX_SNAPSHOT_READ_BYTES = 4 * 1024 * 1024
 class MemberPhase(StrEnum):
     """The phases of a node in one generation of a job.
 
-    PROMISED: the promise is on disk, the old ranks have ended, and the reported inventory does not change any more.
-    LOADING: the agent unpacks the source, starts the ranks, and fetches and verifies their shards.
-    LOADED: every shard is verified. `Start` ends this phase.
-    LOAD_FAILED: a part of the loading failed.
-    RUNNING: the ranks may train. The phase ends when all ranks have exited.
-    EXITED: no rank is alive, and the uploads of outputs and logs have ended.
+    PROMISED: The promise is on disk, the old ranks have ended, and the reported list of sealed slots does not
+        change any more. `Load` ends this phase.
+    LOADING: The agent unpacks the source archive, starts the ranks, and fetches and verifies their shards.
+    LOADED: Every shard is verified. `Start` ends this phase.
+    LOAD_FAILED: A part of the loading failed, for example because no copy of a shard passed verification.
+    RUNNING: The ranks may train. The phase ends when all ranks have exited.
+    EXITED: No rank is alive. The agent has uploaded the outputs and logs that the object store accepted.
     """
 
     PROMISED = "promised"
@@ -260,7 +261,7 @@ def state_count(world_size: int) -> int:
 
 
 class CheckpointPace(Message, frozen=True):
-    """When the next checkpoint in S3 is due, and the measurements for an automatic interval."""
+    """The next checkpoint in S3 that is due, and the measurements for an automatic interval."""
 
     due_step: Step = Step(-1)
     due_at_seconds: UnixSeconds = 0.0
@@ -388,6 +389,8 @@ class Obstacle(StrEnum):
     """The reason why a read of S3 or of another service of AWS came to no result.
 
     - DENIED: the credentials do not permit the read, have expired, or the KMS key is disabled.
+    - NO_CREDENTIALS: the server has no credentials.
+    - THROTTLED: AWS throttles the caller.
     - NO_ANSWER: a timeout, a lost connection, or a status 5xx.
     - GARBLED: an answer that does not parse, ends too early, or contradicts another answer.
     - NO_BUCKET: the bucket does not exist, or holds no object of the run.
@@ -406,13 +409,13 @@ class Obstacle(StrEnum):
 class OutputCause(StrEnum):
     """The reason why an output file of a rank is not in S3.
 
-    OUTSIDE: a link leads out of the output folder.
-    NOT_A_FILE: a broken link, or neither a file nor a folder.
-    NAME: the name is not UTF-8, or an output of the rank has the same path.
-    UNREADABLE: the agent cannot read it, or another user owns it.
+    OUTSIDE: It is a link that leads out of the output folder.
+    NOT_A_FILE: It is a broken link, or neither a file nor a folder.
+    NAME: Its name is not UTF-8, or an output of the rank has the same path.
+    UNREADABLE: The agent cannot read it, or another user owns it.
     REFUSED: S3 refused the upload, or did not answer.
-    NOT_KEPT: the script wrote it into the source directory, and no pattern of the job keeps it.
-    TOO_MANY: the folder has more entries than a node stores.
+    NOT_KEPT: The script wrote it into the source directory, and no pattern of the job keeps it.
+    TOO_MANY: The folder has more entries than a node stores. Some of its entries are not in S3.
     """
 
     OUTSIDE = "Outside"
@@ -579,7 +582,7 @@ MAX_BURN_IN_TESTS = 64
 
 
 class BurnInOutcome(StrEnum):
-    """The outcome of one test; UNKNOWN if the test could not run to its end."""
+    """The outcome of one test: PASSED, FAILED, or UNKNOWN if the test could not run to its end."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -631,9 +634,9 @@ class AgentReport(Message, frozen=True):
     burn_in: BurnInResult | None = None
     """Results of this agent process, or None."""
 
-    # One check of all names takes much less time than a pattern, or a limit of a key, per field.
     def __post_init__(self) -> None:
         """Raise ValueError, and make decoding fail, if a name is too long, or an id not printable ASCII."""
+        # One check of all names takes much less time than a pattern, or a limit of a key, per field.
         names: str = self.node_id
         if (member := self.member) is not None:
             names += member.job + member.run

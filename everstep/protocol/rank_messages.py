@@ -373,8 +373,8 @@ class SlotsRefused(Message, frozen=True):
 
 
 class Capturing(Message, frozen=True):
-    """How much of a large snapshot the copier has already copied. Each message replaces the earlier ones. The agent may
-    send the finished part to holders. A later `Captured` or `Abandoned` reports whether the copy is valid.
+    """The copied part of a large snapshot. Each message replaces the earlier ones. The agent may send the finished part
+    to holders. A later `Captured` or `Abandoned` reports whether the copy is valid.
     """
 
     generation: Generation
@@ -408,15 +408,15 @@ class Captured(Message, frozen=True):
 class UnkeptCause(StrEnum):
     """The reason why a job does not keep a step that its rank has finished.
 
-    LATE: the rank had passed the step before the agent granted a slot. The coordinator then proposes steps earlier.
-    STATE: no restart could restore the state, for example after a module was pruned.
-    CAPTURE: the state could not be read or copied.
-    CHANGED: a tensor changed while it was copied.
-    LAYOUT: the state no longer fits its slots, and the rank has requested other slots.
-    NO_SLOT: the rank's slots are not ready, or all of them are in use.
-    MEMORY: the node has too little memory for the rank's slots.
-    SILENT_AGENT: an agent does not answer, so the coordinator lacks the votes of its ranks.
-    UNCONFIRMED: no rank abandons steps, and still no step is committed.
+    LATE: The rank had passed the step before the agent granted a slot. The coordinator then proposes steps earlier.
+    STATE: No restart could restore the state, for example after a module was pruned.
+    CAPTURE: The state could not be read or copied.
+    CHANGED: A tensor changed while it was copied.
+    LAYOUT: The state no longer fits its slots, and the rank has requested other slots.
+    NO_SLOT: The rank's slots are not ready, or all of them are in use.
+    MEMORY: The node has too little memory for the rank's slots.
+    SILENT_AGENT: An agent does not answer, so the coordinator lacks the votes of its ranks.
+    UNCONFIRMED: No rank abandons steps, and still no step is committed.
 
     Ranks and agents report the first seven. The control plane concludes the other two.
     """

@@ -229,9 +229,7 @@ def encode_header(
 
 
 def encode_shared_header(entries: Sequence[TensorEntry]) -> bytes:
-    """Return a shared object's header, which depends on the tensors only. Raises OversizedMessage as
-    `encode_header`.
-    """
+    """Return a shared object's header, equal for equal tensors. Raises OversizedMessage for too many of them."""
     return _header(entries, None)
 
 

@@ -100,9 +100,9 @@ class NetworkProfiler:
         elif len(self._iterations) >= self._wait:
             self._look()
 
-    # A process that exits during a recording ends with SIGSEGV, so it ends even if an operation still runs.
     def close(self) -> None:
         """Discard a running recording, after at most `CLOSE_SECONDS`."""
+        # A process that exits during a recording ends with SIGSEGV, so it ends even if an operation still runs.
         if self._is_recording:
             self._is_recording = False
             self._trace.stop()
@@ -200,7 +200,7 @@ def _read(result: _ProfilerResult) -> tuple[list[Interval], list[float]]:
     return busy, sorted(boundaries)
 
 
-# `torch.profiler` sets this flag; `TorchTrace` uses a lower layer and does not set it.
 def _is_somebody_profiling() -> bool:
     """Return whether the script runs its own profiler."""
+    # `torch.profiler` sets this flag; `TorchTrace` uses a lower layer and does not set it.
     return bool(torch.autograd.profiler._is_profiler_enabled)

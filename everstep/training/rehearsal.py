@@ -297,9 +297,9 @@ class Rehearsal:
         while True:
             signal.pause()
 
-    # Without this, the job would count as completed.
     def closed(self, step: int) -> None:
         """End the rehearsal, without return, if the script ends in a replay. Collective."""
+        # Without this, the job would count as completed.
         replay = self.replay
         if replay is None or replay.number == RETURN:
             return

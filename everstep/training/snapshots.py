@@ -487,9 +487,9 @@ class Snapshotter:
         moved = partial(sources.moved, marks) if is_audited else verdict.look
         self._guard.arm(Flight(sources, moved, copies, ticket, reached, time.perf_counter() - capture.begun))
 
-    # Python code of a wrapper's class may change the tensor and pause before torch increments its version.
     def _has_pauses(self, sources: Sources) -> bool:
         """Return whether checks at pauses find every change of these tensors."""
+        # Python code of a wrapper's class may change the tensor and pause before torch increments its version.
         return is_main_thread() and not sources.has_wrappers
 
     def _answer(self, capture: _Capture, message: Captured | Abandoned) -> None:

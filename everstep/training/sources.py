@@ -93,9 +93,9 @@ def _is_equal(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
     return torch.equal(tensor_bytes(tensor).cpu(), tensor_bytes(copy))
 
 
-# Moving the tensor to the host would need new host memory. The host compares only if the device lacks memory.
 def _is_equal_there(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
     """Return whether tensor and copy are equal, on the tensor's device piece by piece."""
+    # Moving the tensor to the host would need new host memory. The host compares only if the device lacks memory.
     try:
         pieces = zip(torch.split(tensor, COMPARED_BYTES), torch.split(copy, COMPARED_BYTES), strict=True)
         return all(torch.equal(there, here.to(there.device)) for there, here in pieces)

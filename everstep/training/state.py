@@ -149,9 +149,9 @@ class RankState:
             if (tensor := item.tensor).is_cuda
         }
 
-    # The default device is the same on all ranks, and a script that always names its device may never set it.
     def on_device(self) -> AbstractContextManager[object]:
         """Return a context that makes this rank's CUDA device the current device."""
+        # The default device is the same on all ranks, and a script that always names its device may never set it.
         devices = self.devices()
         return torch.cuda.device(min(devices)) if devices else nullcontext()
 

@@ -24,8 +24,8 @@ from everstep.training.copier import Copies
 from everstep.training.state_tree import tensor_bytes
 
 
-@dataclass(slots=True)
 # Torch fuses only tensors of one dtype into one kernel, so contiguous tensors are copied as bytes.
+@dataclass(slots=True)
 class Gathering:
     """Copies of tensors into a buffer on their device, with zeros between them."""
 

@@ -54,9 +54,9 @@ class Boxes:
         return (part,) if part.elements and part.sizes == local_shape else ()
 
 
-# The group's fields are private in torch, and only this function reads them.
 def is_unreduced(group: FSDPParamGroup) -> bool:
     """Return whether a parameter group holds gradients that FSDP has not yet reduced over the ranks."""
+    # The group's fields are private in torch, and only this function reads them.
     if group._partial_reduce_output is not None:
         return True
     return any(
