@@ -1,7 +1,7 @@
 """Detects EC2 instances by the firmware's vendor name.
 
-Invariant: the module reads two world-readable kernel files and sends no network request. A request would be unsafe:
-outside EC2, any machine of the network could answer at the metadata service's link-local address.
+Invariant: the module sends no network request. Outside EC2, any machine of the network could answer at the metadata
+service's link-local address.
 
 Source: Amazon EC2 User Guide, `Detect whether a host is an EC2 instance`.
 """
@@ -14,14 +14,7 @@ DMI = Path("/sys/devices/virtual/dmi/id")
 
 
 def is_ec2_instance(dmi: Path = DMI) -> bool:
-    """Return whether this machine is an EC2 instance.
-
-    Args:
-        dmi: directory with the firmware's DMI fields.
-
-    Returns:
-        True if a vendor field names Amazon EC2. False if the fields are unreadable.
-    """
+    """Return whether this machine is an EC2 instance. False if the DMI fields in the directory `dmi` are unreadable."""
     return any(_says(dmi / name) == "Amazon EC2" for name in ("sys_vendor", "bios_vendor"))
 
 

@@ -13,24 +13,18 @@ from pathlib import Path
 from typing import Final
 
 PREFIX: Final = "LOCAL"
-"""Prefix of the access key ids of local clusters. No AWS access key has this prefix."""
+"""No AWS access key has this prefix."""
 PRIVATE: Final = 0o077
-"""Permission bits of group and other users. The key file must have none of them."""
+"""Permission bits of group and other users."""
 
 
 class UnusableKeys(Exception):
-    """The key file is missing, malformed, or readable by other users.
-
-    The message names the file and the remedy.
-    """
+    """The key file is missing, malformed, or readable by other users. The message names the file and the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalKeys:
-    """An access key pair of a local cluster.
-
-    `everstep local up` creates one per cluster. The local AWS accepts no other long-lived key.
-    """
+    """An access key pair of a local cluster: the only long-lived key that the local AWS accepts."""
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
@@ -42,16 +36,8 @@ class LocalKeys:
 
     @classmethod
     def read(cls, file: Path) -> LocalKeys:
-        """Read the key pair from a file that holds the bytes of `encoded`.
-
-        Args:
-            file: must belong to this user and have mode 0600.
-
-        Returns:
-            The key pair.
-
-        Raises:
-            UnusableKeys: the file is unreadable, is not a key pair, or is accessible to other users.
+        """Read the key pair from a file that belongs to this user and has mode 0600. Raises UnusableKeys if the file is
+        unreadable, is not a key pair, or is accessible to other users.
         """
         try:
             with file.open("rb") as opened:

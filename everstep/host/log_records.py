@@ -1,7 +1,5 @@
 """Formats the logs of the server and the agent: text for people, JSON lines for log pipelines.
 
-Both processes use the same JSON fields, so that one pipeline can read both:
-
     time        ISO 8601, UTC, microseconds         job, run, generation, node   the subject, where the line has one
     level       debug, info, warning, error …       exception                    the traceback, where there is one
     logger      the module
@@ -41,11 +39,7 @@ _about: ContextVar[Mapping[str, object]] = ContextVar("_about", default={})  # n
 
 @contextmanager
 def about(**fields: object) -> Generator[None, None, None]:
-    """Add fields to every log line that the `with` block writes, in this task and in threads that the task awaits.
-
-    Args:
-        **fields: job, run, generation or node. A field that is None is left out.
-    """
+    """Add the fields job, run, generation and node, except None, to log lines of this task and its threads."""
     token = _about.set({**_about.get(), **{name: value for name, value in fields.items() if value is not None}})
     try:
         yield
@@ -54,14 +48,9 @@ def about(**fields: object) -> Generator[None, None, None]:
 
 
 class RateLimit(logging.Filter):
-    """Limits the lines of the given loggers, so that callers cannot fill a server's log. Thread-safe.
-
-    Lines are of one kind if their logger and their text without arguments are equal. Of each kind, `LINES_PER_PERIOD`
-    lines pass in a period of `PERIOD_SECONDS`. The next line that passes states how many were left out.
-
-    Args:
-        *loggers: names of loggers. Their children are limited as well; all other loggers are not.
-        monotonic: clock in seconds.
+    """Limits the lines of the given loggers and their children, so that callers cannot fill a server's log.
+    Thread-safe. Lines are of one kind if their logger and their text without arguments are equal. Of each kind,
+    `LINES_PER_PERIOD` lines pass in `PERIOD_SECONDS`. The next line that passes states how many were left out.
     """
 
     def __init__(self, *loggers: str, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -72,7 +61,7 @@ class RateLimit(logging.Filter):
         self._periods: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record's line is written. `logging` calls it in any thread."""
+        """Return whether the record's line is written."""
         if not any(limited.filter(record) for limited in self._limited):
             return True
         now, kind = self._monotonic(), (record.name, str(record.msg))
@@ -90,15 +79,10 @@ class RateLimit(logging.Filter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats log lines for people.
-
-    It escapes control characters, so that text from a client cannot forge a log line, send commands to a terminal or
-    change the order of what is displayed. It indents the lines of a traceback. Every line of a record except the first
-    is indented.
-    """
+    """Formats log lines for people. Escaped control characters cannot forge a line or command a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as text. `logging` calls it in any thread."""
+        """Return the record as text."""
         first, *more = (
             super().format(record).split("\n")
             if record.exc_info or record.stack_info
@@ -112,19 +96,14 @@ def _escaped(text: str) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats log records as JSON lines.
-
-    Args:
-        always: returns further fields; called for every record. A field of the same name in the context manager
-            `about` overrides them.
-    """
+    """Formats log records as JSON lines. `always` returns fields of every record, which those of `about` override."""
 
     def __init__(self, always: Callable[[], Mapping[str, object]] = dict) -> None:
         super().__init__()
         self._always = always
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as one line of JSON. `logging` calls it in any thread."""
+        """Return the record as one line of JSON."""
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
             "level": record.levelname.lower(),

@@ -1,10 +1,7 @@
-"""Checks whether an address belongs to this machine.
+"""Checks whether an address belongs to this machine: only there, local mode and unencrypted tokens are permitted.
 
-Everstep permits local mode and unencrypted tokens only for connections within one machine. All components use these
-functions, so that all of them apply the same rule.
-
-Invariant: only `localhost` and loopback addresses count as this machine. The functions resolve no other names. Invalid
-input counts as another machine.
+Invariant: only `localhost` and loopback addresses count. No name is resolved, and invalid input counts as another
+machine.
 """
 
 from __future__ import annotations

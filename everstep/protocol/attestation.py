@@ -14,11 +14,10 @@ The agent signs the request but does not send it. The control plane builds the s
     content-type, host, x-amz-date, x-amz-security-token, x-everstep-nonce, x-everstep-server-id     all of them signed
     Action=GetCallerIdentity&Version=2011-06-15
 
-A stolen signature permits two actions only: to ask STS for the signer's identity, and to present the signature to the
-named server. The server accepts it once, within a minute.
+A stolen signature permits only to ask STS for the signer's identity, and to present it once, within a minute, to the
+named server.
 
-Invariant: method, host, path, body and the names of the signed headers are constants of this module. None of them is
-copied from received data.
+Invariant: method, host, path, body and the names of the signed headers are constants, never received data.
 """
 
 from __future__ import annotations
@@ -35,10 +34,7 @@ CONTENT_TYPE: Final = "application/x-www-form-urlencoded; charset=utf-8"
 NONCE_HEADER: Final = "x-everstep-nonce"
 SERVER_ID_HEADER: Final = "x-everstep-server-id"
 SIGNED_HEADERS: Final = "content-type;host;x-amz-date;x-amz-security-token;x-everstep-nonce;x-everstep-server-id"
-"""Names of the signed headers, in SigV4's order.
-
-They include the security token, because credentials of an instance role always contain a security token.
-"""
+"""Names in SigV4's order. Credentials of an instance role always contain a security token."""
 
 
 def sts_host(region: str) -> str:
@@ -47,13 +43,5 @@ def sts_host(region: str) -> str:
 
 
 def headers(*, server_id: str, nonce: str) -> Mapping[str, str]:
-    """Return the headers to sign in addition to the headers that SigV4 adds itself.
-
-    Args:
-        server_id: identifies the control plane that may use the signature.
-        nonce: issued by the control plane for this attempt.
-
-    Returns:
-        Header values by name.
-    """
+    """Return the headers to sign in addition to those of SigV4. Only the server `server_id` may use them."""
     return {"content-type": CONTENT_TYPE, SERVER_ID_HEADER: server_id, NONCE_HEADER: nonce}

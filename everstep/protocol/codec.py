@@ -6,16 +6,16 @@
 
 On a byte stream, an unsigned 32-bit big-endian length precedes each message.
 
-Two processes can exchange messages if they have the same protocol version, which is the major version. Within a major
-version, a newer release may only add fields, messages and enum values. The minor version counts these additions:
+Two processes can exchange messages if they have the same protocol version. Within it, a newer release may only add
+fields, messages and enum values, which the minor version counts:
 
     added                        rule
     field                        has a default, which stands for the behaviour before the addition
     message, enum value          the sender checks with `is_supported` that the receiver's minor version has it
     anything else                needs a new protocol version
 
-A receiver ignores fields that it does not know, and checks all others. `tests/golden/protocol` has the bytes of each
-message per minor version, and every later release must decode them.
+A receiver ignores unknown fields, and checks all others. `tests/golden/protocol` has the bytes of each message per
+minor version, and every later release must decode them.
 
 Invariant: `decode` returns a fully checked value of the given union, or raises a `ProtocolError`.
 """
@@ -31,15 +31,12 @@ import msgspec
 from everstep.protocol.errors import UNDECODABLE, MalformedMessage, OversizedMessage, UnknownVersion
 
 PROTOCOL_VERSION = 1
-"""The major version. Processes with different protocol versions refuse each other's messages."""
+"""Processes with different versions refuse each other's messages."""
 PROTOCOL_MINOR = 2
-"""The minor version: the number of additions to the major version so far.
-
-Agent and control plane exchange it in their first messages.
-"""
+"""The number of additions so far. Agent and control plane exchange it in their first messages."""
 UPDATE_ADVICE = "see docs/operating.md#updates"
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""Maximum size of an encoded message in bytes. Senders divide larger data, such as shards, into chunks."""
+"""Senders divide larger data, such as shards, into chunks."""
 LENGTH = struct.Struct(">I")
 _VERSION = struct.Struct(">H")
 
@@ -50,7 +47,6 @@ class Message(msgspec.Struct, frozen=True, tag=True, tag_field="type", kw_only=T
     """Base of every message: immutable, and tagged with its class name."""
 
     since_minor: ClassVar[int] = 0
-    """The minor version that added this class. `is_supported` compares it with the receiver's minor version."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -59,17 +55,7 @@ _resolving = threading.Lock()
 
 
 def encode(message: Message) -> bytes:
-    """Return the encoded message, with the version and without a length prefix.
-
-    Args:
-        message: a struct derived from `Message`.
-
-    Returns:
-        At most `MAX_MESSAGE_BYTES` bytes. `decode` turns them into an equal message.
-
-    Raises:
-        OversizedMessage: the message is longer than `MAX_MESSAGE_BYTES`.
-    """
+    """Return a message without length prefix. Raises OversizedMessage above `MAX_MESSAGE_BYTES`."""
     data = _VERSION.pack(PROTOCOL_VERSION) + _encoder.encode(message)
     if len(data) > MAX_MESSAGE_BYTES:
         raise OversizedMessage(f"{type(message).__name__} is {len(data)} bytes long; the limit is {MAX_MESSAGE_BYTES}")
@@ -77,33 +63,14 @@ def encode(message: Message) -> bytes:
 
 
 def is_supported(message: Message, receiver_minor: int) -> bool:
-    """Return whether a receiver can decode a message.
-
-    A sender calls this before it sends a message on a connection whose receiver has reported its minor version.
-
-    Args:
-        message: a struct derived from `Message`, whose `since_minor` decides.
-        receiver_minor: the receiver's `PROTOCOL_MINOR`; 0 if the receiver did not report one.
-
-    Returns:
-        True if the receiver's release has the message's class. The receiver ignores unknown fields in any case.
-    """
+    """Return whether a receiver can decode a message. `receiver_minor` is 0 if the receiver did not report one."""
     return type(message).since_minor <= receiver_minor
 
 
 def resolve(kind: object) -> msgspec.msgpack.Decoder[object]:
-    """Return a decoder of a type. The call makes msgspec analyse the type's annotations now.
-
-    Modules call it at import time for every type that they pass to `msgspec.convert`. msgspec analyses a class at its
-    first use and exposes the unfinished result to other threads. Two simultaneous first uses crash the process with a
-    segmentation fault in msgspec's `_core`. `tests/tidy/test_decoders.py` checks that all decoders are created at
-    import time.
-
-    Args:
-        kind: a message class, a dataclass, or a union of such classes.
-
-    Returns:
-        A decoder of the type. Repeated calls return the same decoder.
+    """Return a decoder of a type, the same one for repeated calls. Makes msgspec analyse the type's annotations now.
+    Modules call it at import time for every type that they pass to `msgspec.convert`. msgspec exposes an unfinished
+    analysis to other threads, and two simultaneous first uses of a class crash the process in msgspec's `_core`.
     """
     with _resolving:
         decoder = _decoders.get(kind)
@@ -113,20 +80,9 @@ def resolve(kind: object) -> msgspec.msgpack.Decoder[object]:
 
 
 def decode(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
-    """Return the message that is encoded in `data`.
-
-    Args:
-        data: bytes that `encode` returned in the sending process.
-        kind: the accepted message class, or a union of the accepted classes.
-
-    Returns:
-        The message, with every field checked.
-
-    Raises:
-        OversizedMessage: the data is longer than `MAX_MESSAGE_BYTES`.
-        UnknownVersion: the sender uses a different protocol version.
-        MalformedMessage: the data is not msgpack, has an unknown type, or has a field that is missing, mistyped or
-            beyond its limit (`everstep.protocol.limits`).
+    """Return the message that is encoded in `data`. `kind` is the accepted class, or a union of the accepted classes.
+    Raises OversizedMessage for more than `MAX_MESSAGE_BYTES`, UnknownVersion, and MalformedMessage for a missing,
+    mistyped or unknown type or field, or one beyond its limit (`everstep.protocol.limits`).
     """
     if len(data) > MAX_MESSAGE_BYTES:
         raise OversizedMessage(f"a message of {len(data)} bytes; the limit is {MAX_MESSAGE_BYTES}")
@@ -151,18 +107,7 @@ def frame(message: Message) -> bytes:
 
 
 def frame_length(prefix: bytes, limit: int = MAX_MESSAGE_BYTES) -> int:
-    """Return the length that a frame's four-byte prefix announces.
-
-    Args:
-        prefix: the first four bytes of a frame.
-        limit: length of the longest allowed frame, in bytes.
-
-    Returns:
-        Number of bytes that follow the prefix.
-
-    Raises:
-        OversizedMessage: the prefix announces more than `limit` bytes. The caller must not read the frame.
-    """
+    """Return the length in a frame's first four bytes. Raises OversizedMessage if it is above `limit`."""
     (length,) = LENGTH.unpack(prefix)
     if length > limit:
         raise OversizedMessage(f"a frame announces {length} bytes; the limit is {limit}")

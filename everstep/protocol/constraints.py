@@ -1,9 +1,6 @@
 """Composes the error sentences for request fields that break a constraint of the API contract.
 
-The client calls these functions before it sends a request, and the service calls them for its responses. Both therefore
-report the same text.
-
-Invariant: pure functions that return text. The callers decide whether a constraint is broken.
+The client and the service both use them, so both report the same text. The callers check the constraints.
 """
 
 from __future__ import annotations
@@ -95,19 +92,11 @@ KINDS: Final = {
     "structure": "an object",
     "blob": "bytes",
 }
-"""Words that error sentences use for each value type, by botocore's name of the type."""
+"""Words for each value type, by botocore's name of the type."""
 
 
 def unknown(field: str) -> str:
-    """Return the error sentence about a field that the API contract does not contain.
-
-    Args:
-        field: path of the field, for example `CheckpointConfig.LocalPath`.
-
-    Returns:
-        The sentence. For a field that only SageMaker has, it names the replacement. For a field in `FIXED_FIELDS`, it
-        states that the field cannot change.
-    """
+    """Return the error sentence about an unknown field, with the replacement of a field of SageMaker."""
     instead = SAGEMAKER_FIELDS.get(re.sub(r"\[\d+\]", "", field))
     if field in FIXED_FIELDS:
         return "is not a field of this request; of a training job it is set at creation and cannot be changed"
@@ -119,7 +108,7 @@ def unknown(field: str) -> str:
 
 
 def wrong_type(kind: str, given: object) -> str:
-    """Return the error sentence about a value of a wrong type. `kind`, a key of `KINDS`, is the expected type."""
+    """Return the error sentence about a value of a wrong type. `kind` is a key of `KINDS`."""
     return f"must be {KINDS[kind]}{_not(given)}"
 
 
@@ -164,14 +153,7 @@ def none_of(values: Sequence[str], given: object) -> str:
 
 
 def summary(fields: Sequence[tuple[str, str]]) -> str:
-    """Return the error message for a whole request.
-
-    Args:
-        fields: path and sentence of every invalid field. An empty path stands for the request itself.
-
-    Returns:
-        One sentence that contains the sentences of all fields.
-    """
+    """Return one sentence for a whole request. An empty path stands for the request itself."""
     return "The request is not valid: " + "; ".join(
         f"{field}: {message}" if field else message for field, message in fields
     )
@@ -187,10 +169,6 @@ def _number(value: float) -> str:
 
 
 def _not(given: object) -> str:
-    """Return `, not <value>` for a scalar value, cut to `LONGEST_QUOTE` characters.
-
-    Return an empty string for any other value.
-    """
     if isinstance(given, bool):
         return f", not {str(given).lower()}"
     return f", not {str(given)[:LONGEST_QUOTE]!r}" if isinstance(given, (str, int, float)) else ""

@@ -1,7 +1,6 @@
-"""Lists the element size in bytes of each torch dtype, by name without the prefix `torch.`.
+"""Lists the element size in bytes of each torch dtype, by name without `torch.`, for processes without torch.
 
-The agent checks tensors with this table, because the agent does not import torch. A test compares the table with torch.
-If a dtype packs several values into one byte, this byte counts as one element, as in torch.
+A byte that packs several values counts as one element, as in torch.
 """
 
 from __future__ import annotations

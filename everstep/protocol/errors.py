@@ -7,8 +7,7 @@
     ├── CorruptSlot         a slot header or index with a wrong digest or invalid bounds
     └── CorruptObject       a checkpoint object whose header is not Everstep's, or contradicts itself
 
-Every error means that a process rejected input. The process counts the error, closes the connection if necessary, and
-continues to run.
+The process that rejects the input counts the error, and continues to run.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Final
 import msgspec
 
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Errors that msgspec raises for bytes of another process, also for a text that is not UTF-8 and for deep nesting."""
+"""Errors of msgspec for bytes of another process, including text that is not UTF-8, and deep nesting."""
 
 
 class ProtocolError(Exception):
@@ -42,7 +41,4 @@ class CorruptSlot(ProtocolError):
 
 
 class CorruptObject(ProtocolError):
-    """The header of a checkpoint object is invalid.
-
-    The header does not have Everstep's format, or its values contradict each other or the object's size.
-    """
+    """The header of a checkpoint object is invalid."""

@@ -1,8 +1,4 @@
-"""Defines the byte strings of fixed length in messages.
-
-Invariant: `codec.decode` raises `MalformedMessage` for a value of a different length. A receiver therefore never stores
-such a value in a slot's header, which has a fixed layout.
-"""
+"""Defines byte strings of fixed length. `codec.decode` raises MalformedMessage for any other length."""
 
 from __future__ import annotations
 
@@ -11,14 +7,12 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 Digest: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
-"""An xxh3-128 digest as in `everstep.protocol.slot`, or a layout hash: 16 bytes."""
+"""An xxh3-128 digest (`everstep.protocol.slot`), or a layout hash."""
 StateDigest: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
-"""A digest of the tensors of a shard at one step (`everstep.protocol.slot.state_digest`): 8 bytes."""
+"""`everstep.protocol.slot.state_digest`."""
 Sha256: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-"""A SHA-256 digest, or an HMAC-SHA256 proof of a key: 32 bytes."""
+"""A SHA-256 digest, or an HMAC-SHA256 proof of a key."""
 Nonce: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-"""Random bytes that make a session between two agents unique: 32 bytes."""
+"""Random bytes that make a session between two agents unique."""
 Key: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-"""The key of a generation: 32 bytes."""
 PublicKey: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-"""An Ed25519 public key: 32 bytes."""

@@ -1,6 +1,5 @@
 """Defines the limits of the values in messages: a length for text, bytes and lists, and a range for numbers.
 
-msgspec enforces the limits when it decodes a message, so `codec.decode` raises `MalformedMessage` for any other value.
 Each limit is above what an honest sender can send. A sender cuts text of unknown length with `cut`.
 
     class of text     characters
@@ -8,9 +7,9 @@ Each limit is above what an honest sender can send. A sender cuts text of unknow
     Id                any; `agent_messages` checks the ids that the control plane stores
     all others        any, because ranks, users and AWS write them. Readers must neutralize them for display
 
-A pattern costs as much time as ten other fields. It is therefore used only for fields of rare messages.
+A pattern costs as much time as ten other fields, so only fields of rare messages have one.
 
-Invariant: every field of every message that an agent, a rank or a peer sends has one of these types, or the type of an
+Invariant: every field of every message from an agent, a rank or a peer has one of these types, or the type of an
 identifier or of a byte string of fixed length.
 """
 
@@ -22,22 +21,18 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 from msgspec import Meta
 
 MAX_NAME_CHARACTERS: Final = 64
-"""Maximum length of a name or an id, as in the columns of the database."""
+"""The size of the database's columns."""
 MAX_TEXT_CHARACTERS: Final = 8192
-"""Maximum length of a text for people, such as a reason or the message of an exception."""
 MAX_LONG_TEXT_CHARACTERS: Final = 16 * 1024
-"""Maximum length of stacks, of a rank's last lines, and of one printed line."""
+"""Limits stacks, a rank's last lines, and one printed line."""
 MAX_PATH_CHARACTERS: Final = 4096
 MAX_ITEMS: Final = 1 << 16
-"""Maximum number of entries of a list with an entry per rank, node, slot, chunk range or metric."""
 MAX_RANKS_PER_NODE: Final = 64
 MAX_FAULTS: Final = 256
-"""Maximum number of faults of one node, and of faults of its job, in a report."""
 
 MAX_STEP: Final = 2**52
-"""Largest step in a message and in the database."""
 MAX_RANK_STEP: Final = 2**48
-"""Largest step that an agent believes a rank. Sums of such steps, and of steps ahead of them, stay below MAX_STEP."""
+"""Largest step from a rank. Sums of such steps stay below MAX_STEP."""
 
 if TYPE_CHECKING:
     Id = str
@@ -51,7 +46,7 @@ else:
     GenerationNumber = Annotated[int, Meta(ge=-1, le=2**32 - 1)]
     StepNumber = Annotated[int, Meta(ge=-1, le=MAX_STEP)]
     PageStep = Annotated[int, Meta(ge=-1, le=MAX_RANK_STEP)]
-"""Types below the identifiers in `everstep.protocol.ids`. The header of a slot has 32 bits per rank and generation."""
+"""The header of a slot has 32 bits per rank and generation."""
 
 VISIBLE: Final = r"\A[!-~]*\Z"
 Name: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME_CHARACTERS, pattern=VISIBLE)]
@@ -66,50 +61,42 @@ Address: TypeAlias = Annotated[
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS, extra={"is_text": True})]
 LongText: TypeAlias = Annotated[str, Meta(max_length=MAX_LONG_TEXT_CHARACTERS, extra={"is_text": True})]
 Path: TypeAlias = Annotated[str, Meta(max_length=MAX_PATH_CHARACTERS, extra={"is_text": True})]
-"""A path, the name of a device, a metric, or an S3 object's bucket, key, ETag or URI."""
+"""A path, the name of a device or a metric, or an S3 object's bucket, key, ETag or URI."""
 HexDigest: TypeAlias = Annotated[str, Meta(max_length=64, extra={"is_text": True})]
-"""A SHA-256, hexadecimal, or empty. Whoever uses the value compares it with a digest of the content."""
+"""A SHA-256, or empty. The caller must compare it with a digest of the content."""
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
-"""A number, a size or an offset in bytes. Every JSON reader represents it exactly."""
+"""Every JSON reader represents it exactly."""
 Word: TypeAlias = Annotated[int, Meta(ge=0, extra={"is_word": True})]
 """Any unsigned integer of 64 bits."""
 SlotNumber: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
-"""Index in a list, or -1 for none."""
+"""Index in a list; -1: none."""
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=2**16 - 1)]
 ExitCode: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
-"""A duration, or a time of a monotonic clock: at most 31 years."""
+"""A duration, or a time of a monotonic clock."""
 Microseconds: TypeAlias = Annotated[int, Meta(ge=0, le=10**15)]
 UnixSeconds: TypeAlias = Annotated[float, Meta(ge=0, le=2.0**33)]
-"""A Unix time up to the year 2242, which `datetime` and the database can hold."""
+"""A Unix time that `datetime` and the database can hold, up to 2242."""
 UnixMilliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=2**43)]
-"""A Unix time up to the year 2248, which `datetime` can hold."""
+"""A Unix time that `datetime` can hold, up to 2248."""
 Percent: TypeAlias = Annotated[float, Meta(ge=0, le=100)]
 MetricValue: TypeAlias = Annotated[float, Meta(extra={"is_any": True})]
-"""Any number, including NaN and infinities, because scripts log them."""
+"""Any number, also NaN and infinities, because scripts log them."""
 
 MAX_HOLDERS: Final = 16
-"""More nodes than hold one shard: at most 8 copies, or a parity group of 15 nodes."""
+"""Suffices for 8 copies, and for a parity group of 15 nodes."""
 
 FewItems: Final = Meta(max_length=MAX_FAULTS)
 RankItems: Final = Meta(max_length=MAX_RANKS_PER_NODE)
 HolderItems: Final = Meta(max_length=MAX_HOLDERS)
 Items: Final = Meta(max_length=MAX_ITEMS)
 MessageBytes: TypeAlias = Annotated[bytes, Meta(max_length=1 << 20)]
-"""Bytes whose length only the limit of a message between agents, or from a rank, bounds."""
+"""Bounded by the limit of a message between agents, or from a rank."""
 
 
 def cut(text: str, limit: int = MAX_TEXT_CHARACTERS) -> str:
-    """Return text that may be sent in a field with a limit.
-
-    Args:
-        text: text of any length and with any characters, for example the message of an exception.
-        limit: the field's maximum number of characters, at least 1.
-
-    Returns:
-        The text, or its beginning and an ellipsis. Halves of surrogate pairs become escapes, because UTF-8 has none.
-    """
+    """Return text with at most `limit` characters and valid UTF-8: halves of surrogate pairs become escapes."""
     sendable = text[: limit + 1].encode(errors="backslashreplace").decode()
     return sendable if len(sendable) <= limit else f"{sendable[: limit - 1]}…"
 

@@ -12,13 +12,11 @@
     t, r, s     Unix milliseconds, rank, stream
     m, b        text, offset of the byte after the line in its stream
 
-A node numbers the lines of a generation 0, 1, 2 …, across all of its ranks. A reader uses the line number as its
-position in the output of a node. The node stores its newest chunk repeatedly while the chunk grows, until the chunk
-reaches its size or age limit. Stored lines never change.
+A node numbers the lines of a generation 0, 1, 2 …, across all of its ranks. It stores its newest chunk repeatedly until
+the chunk reaches its size or age limit. Stored lines never change.
 
-A *tail* contains a node's newest lines, which its holders received together with replicas. When a generation ends, the
-holders store the tails, because the node itself may be lost. Tails and chunks may overlap. For a lost node, readers
-read the lines after the last chunk from the tails. Lines between the last chunk and the first tail are lost.
+A *tail* contains a node's newest lines, which its holders received with replicas and store when a generation ends.
+Tails and chunks may overlap. Lines of a lost node between its last chunk and its first tail are lost.
 
 Invariant: times of one node and generation never decrease, and a line number always means the same line.
 """
@@ -36,21 +34,19 @@ from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.limits import Count, LongText, UnixMilliseconds
 
 FLUSH_SECONDS: Final = 1.0
-"""Upper limit of the rank output lost with a node, in seconds, while the object store is reachable.
-
-The documentation lists this limit as `log_flush_seconds`.
-"""
+"""Upper limit of the rank output lost with a node while the object store is reachable (`log_flush_seconds`)."""
 LINE_BYTES: Final = 16 * 1024
-"""Maximum size of a stored line in bytes. The node stores a longer line in pieces."""
+"""Maximum size of a stored line. The node stores a longer line in pieces."""
 SUFFIX: Final = ".jsonl"
 LINE_MEMORY: Final = 128
-"""Characters that limits of held lines count for each line besides its text."""
+"""Characters that limits of held lines count for each line besides its text, because a rank may print empty lines only.
+"""
 MAX_CHUNK_BYTES: Final = 8 * 1024 * 1024
 """Maximum size of a chunk that the control plane reads. Agents complete a chunk well below it."""
 
 
 class ChunkHead(msgspec.Struct, frozen=True, kw_only=True):
-    """The first row of a log chunk: the number of the chunk's first line, and its position in each rank's output."""
+    """The first row of a log chunk."""
 
     first: int
     positions: dict[str, int]
@@ -61,36 +57,28 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One printed line, or a piece of a long line."""
 
     at_ms: UnixMilliseconds = msgspec.field(name="t")
-    """Unix time in milliseconds at which the agent read the line."""
     rank: Rank = msgspec.field(name="r")
     stream: Literal["stdout", "stderr", "end"] = msgspec.field(name="s")
-    """The stream that the rank wrote to.
-
-    `end` marks the last record of a node.
-    """
+    """`end` marks the last record of a node."""
     text: LongText = msgspec.field(name="m")
     """The text without its line feed. Invalid UTF-8 becomes U+FFFD."""
     end: Count = msgspec.field(name="b")
-    """Offset in bytes of the line's end within the output stream that the rank wrote."""
     is_piece: bool = msgspec.field(name="p", default=False)
-    """True if the next record continues this line."""
+    """Whether the next record continues this line."""
     is_gap: bool = msgspec.field(name="g", default=False)
-    """True if the record replaces output that the node could not store. The text contains the amount."""
+    """Whether the record replaces output that the node could not store. The text contains the amount."""
     overwrites: bool = msgspec.field(name="o", default=False)
-    """True if the text is a state of a line that the rank overwrites, such as a progress bar.
-
-    It replaces the previous line of the rank's stream, if that is a state, too.
-    """
+    """Whether the rank overwrites the line, as a progress bar does. It replaces the stream's previous such line."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChunkName:
-    """The values in the object name of a log chunk (a stored piece of a node's output)."""
+    """The values in the object name of a log chunk."""
 
     node_id: NodeId
     first: int
     at_ms: int
-    """Unix time in milliseconds. None of the chunk's lines is older."""
+    """Unix time. None of the chunk's lines is older."""
 
     @property
     def path(self) -> str:
@@ -100,18 +88,13 @@ class ChunkName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TailName:
-    """The values in the object name of a tail.
-
-    A tail is the end of a node's output, stored by another node (see the module's docstring).
-    """
+    """The values in the object name of a tail."""
 
     node_id: NodeId
-    """The node that printed the lines."""
     first: int
     at_ms: int
-    """Unix time in milliseconds. None of the lines in the tail is older."""
+    """Unix time. None of the lines is older."""
     holder: NodeId
-    """The node that stored the tail."""
 
     @property
     def path(self) -> str:
@@ -125,10 +108,7 @@ _lines = msgspec.json.Decoder(LogLine)
 
 
 def held_characters(lines: Iterable[LogLine]) -> int:
-    """Return the characters that limits of held lines count: those of the texts, and `LINE_MEMORY` for each line.
-
-    A rank may print empty lines only.
-    """
+    """Return the characters that limits of held lines count: those of the texts, and `LINE_MEMORY` for each line."""
     return sum(len(line.text) + LINE_MEMORY for line in lines)
 
 
@@ -141,7 +121,7 @@ def parse_name(path: str) -> ChunkName | None:
 
 
 def parse_tail(path: str) -> TailName | None:
-    """Return the parsed name of a tail, or None if the object name below `gen=<g>/` is not the name of a tail."""
+    """Return the parsed name of a tail, or None if `path`, an S3 key after `gen=<g>/`, is not a tail's."""
     node, _, file = path.partition("/")
     stem, _, holder = file.removesuffix(SUFFIX).partition(".")
     chunk = parse_name(f"{node}/{stem}{SUFFIX}") if holder and file.endswith(SUFFIX) else None
@@ -159,17 +139,7 @@ def encode_lines(lines: Iterable[LogLine]) -> bytes:
 
 
 def decode_lines(data: bytes) -> list[LogLine]:
-    """Decode the log lines in rows of a log chunk that do not include the chunk's head.
-
-    Args:
-        data: rows as `encode_lines` returns them.
-
-    Returns:
-        The lines, in order.
-
-    Raises:
-        MalformedMessage: a row is not a valid line.
-    """
+    """Decode the rows of a log chunk that follow its head. Raises MalformedMessage if a row is not a valid line."""
     try:
         return [_lines.decode(row) for row in data.splitlines()]
     except UNDECODABLE as error:
@@ -177,14 +147,10 @@ def decode_lines(data: bytes) -> list[LogLine]:
 
 
 def decode_chunk(data: bytes) -> tuple[ChunkHead | None, list[LogLine], int]:
-    """Decode the beginning of a log chunk, up to the first incomplete row.
-
-    Args:
-        data: a chunk. Its end may be incomplete if the writing process died.
+    """Decode the beginning of a log chunk, whose end may be incomplete if the writing process died.
 
     Returns:
-        The head (None if it is incomplete), the intact lines, and the number of bytes that head and lines occupy in
-            `data`.
+        The head (None if it is incomplete), the intact lines, and the number of bytes that both occupy in `data`.
     """
     head, good = None, 0
     lines: list[LogLine] = []

@@ -1,7 +1,5 @@
 """Defines the manifest of a checkpoint, which lists the S3 objects of all its shards.
 
-The control plane writes the manifest after all shards are complete.
-
 Keys, below the job's checkpoint prefix:
 
     run=<run>/gen=<g>/step=<k>/<upload id>/rank=<r>.safetensors
@@ -10,12 +8,10 @@ Keys, below the job's checkpoint prefix:
     run=<run>/frozen/<sha256>.safetensors
 
 A frozen object holds tensors that training does not change. All checkpoints of the run refer to the same frozen
-objects. A replicated object holds tensors that are equal on several ranks at one step. The shards of these ranks refer
-to it instead of containing the tensors.
+objects. A replicated object holds tensors that are equal on several ranks at one step.
 
 Invariants: the control plane writes the manifest after every object that the manifest names. Objects that no manifest
-names may be deleted. A reader refuses a manifest of `MANIFEST_VERSION` whose content has changed, because the manifest
-contains a digest of its content.
+names may be deleted. From version 4, a manifest contains a digest of its content, which readers verify.
 """
 
 from __future__ import annotations
@@ -32,15 +28,11 @@ from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.limits import Count, HexDigest, Path
 
 MANIFEST_VERSION: Final = 4
-"""Version of the format in which manifests are written. Versions 1 to 3 are read only; they contain no digest."""
+"""Versions 1 to 3 are read only; they contain no digest."""
 
 
 class PartsHasher:
-    """Computes `ManifestShard.sha256` from the content of an object, in order.
-
-    Args:
-        part_bytes: size of a part in bytes, above 0, as in `ManifestShard.part_bytes`.
-    """
+    """Computes `ManifestShard.sha256` from the content of an object, in order. `part_bytes` is above 0."""
 
     def __init__(self, part_bytes: int) -> None:
         self._part_bytes = part_bytes
@@ -78,55 +70,43 @@ class ManifestShard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     etag: str
     payload_bytes: int
     payload_digest: str
-    """Digest of the slot's payload (`slot.shard_digest`), hexadecimal. A restored slot must have this digest."""
+    """`slot.shard_digest` of the payload, hexadecimal. A restored slot must have this digest."""
     layout_hash: str
     origin_generation: Generation
     sha256: str = ""
-    """Hexadecimal SHA-256 of the concatenated SHA-256 digests of the object's parts.
-
-    A reader that has the digests of all other parts can verify a single part.
-    """
+    """Hexadecimal SHA-256 of the concatenated SHA-256 digests of the object's parts."""
     part_bytes: int = 0
-    """Size of the parts that `sha256` covers; the last part may be smaller."""
+    """Size of the parts; the last part may be smaller."""
 
 
 class SharedObject(msgspec.Struct, frozen=True):
-    """An S3 object with tensors that several shards refer to.
-
-    A frozen object holds tensors that training does not change. A replicated object holds tensors that are equal on
-    several ranks at one step.
-    """
+    """A frozen or replicated object with tensors that several shards refer to."""
 
     key: Path
-    """Key of the object, which ends with `frozen/<sha256>.safetensors` or `replicated/<sha256>.safetensors`.
-
-    The object is in the manifest's bucket.
-    """
+    """`…/frozen/<sha256>.safetensors` or `…/replicated/<sha256>.safetensors`, in the manifest's bucket."""
     object_bytes: Count
     sha256: HexDigest
-    """SHA-256 of the whole object, hexadecimal."""
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The content of a manifest: the complete set of shards of one step in S3."""
 
     version: int
-    """Version of the manifest's format: `MANIFEST_VERSION` or an older one."""
     job: JobName
     run: RunId
     generation: Generation
     parent_chain: tuple[tuple[Generation, Step], ...]
-    """Pairs of a generation and the step that it restored, from this generation back to the run's first generation."""
+    """Pairs of a generation and the step that it restored, back to the run's first generation."""
     step: Step
     shards: tuple[ManifestShard, ...]
     frozen: tuple[SharedObject, ...] = ()
-    """S3 objects in the run's folder `frozen`, with tensors of the shards that training does not change, by SHA-256."""
+    """Sorted by SHA-256."""
     replicated: tuple[SharedObject, ...] = ()
-    """Objects in the checkpoint's folder with tensors that are equal on several ranks, sorted by SHA-256."""
+    """Sorted by SHA-256."""
 
     @property
     def shared(self) -> tuple[SharedObject, ...]:
-        """All S3 objects with tensors of several shards: tensors that never change, or are equal on several ranks."""
+        """All frozen and replicated objects."""
         return (*self.frozen, *self.replicated)
 
 
@@ -136,26 +116,14 @@ class _StoredManifest(CheckpointManifest, frozen=True, forbid_unknown_fields=Tru
 
 
 def frozen_key(shard_key: str, sha256: str) -> str:
-    """Return the S3 key of a frozen object, which contains tensors that training does not change.
-
-    Args:
-        shard_key: key of a shard of the same run.
-        sha256: SHA-256 of the frozen object, hexadecimal.
-
-    Returns:
-        The key, in the bucket of the shard.
-
-    Raises:
-        MalformedMessage: the shard's key has a different form than the keys of Everstep.
+    """Return the S3 key of a frozen object of the run, whose hexadecimal SHA-256 is given. Raises MalformedMessage if
+    `shard_key` is not the key of a shard of the run.
     """
     return f"{_shard_key(shard_key)['run']}frozen/{sha256}.safetensors"
 
 
 def replicated_key(shard_key: str, sha256: str) -> str:
-    """Return the S3 key of a replicated object, which contains tensors that are equal on several ranks.
-
-    `shard_key` is the key of a shard of the same generation and step. Arguments and errors are those of `frozen_key`.
-    """
+    """Return the S3 key of a replicated object of the step of `shard_key`. Errors are those of `frozen_key`."""
     found = _shard_key(shard_key)
     return f"{found['run']}{found['step']}replicated/{sha256}.safetensors"
 
@@ -187,25 +155,16 @@ def _digest(manifest: CheckpointManifest) -> str:
 
 
 def _old_version(frozen: Sequence[SharedObject], replicated: Sequence[SharedObject]) -> int:
-    """Return the version below 4 that a manifest with these objects has: 3 for replicated, 2 for frozen, else 1."""
+    """Return the version below 4 that a manifest with these objects has."""
     if replicated:
         return 3
     return 2 if frozen else 1
 
 
 def decode_manifest(data: bytes) -> CheckpointManifest:
-    """Return the manifest that is encoded in `data`.
-
-    Args:
-        data: content of the stored object.
-
-    Returns:
-        The manifest, with its shards in rank order.
-
-    Raises:
-        MalformedMessage: the data is not a manifest, its content does not match its digest, or ranks are missing or
-            duplicated.
-        UnknownVersion: this process does not support the manifest's version.
+    """Return the manifest that is encoded in `data`, with its shards in rank order. Raises MalformedMessage if the data
+    is not a manifest, its content does not match its digest, or ranks are missing or duplicated. Raises UnknownVersion
+    if this process does not support the manifest's version.
     """
     try:
         stored = _MANIFEST.decode(data)

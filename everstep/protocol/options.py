@@ -20,17 +20,15 @@ class KeptOption(Message, frozen=True):
     name: OptionText
     """Path of the option, such as `scheduler.T_max`, or `optimizer[1].lr` for the second parameter group."""
     script: OptionText
-    """The script's value."""
     kept: OptionText
-    """The value of the restored step."""
 
 
 KeptOptions: TypeAlias = Annotated[tuple[KeptOption, ...], Meta(max_length=MAX_OPTIONS)]
-"""The first options that differ, at most `MAX_OPTIONS`."""
+"""The first options that differ."""
 
 
 class OptionsKept(Message, frozen=True):
-    """The rank's report that a restored step replaced options of the script. Sent once, after the restore."""
+    """A rank's report, once after the restore, that the restored step replaced options of the script."""
 
     since_minor: ClassVar[int] = 1
 

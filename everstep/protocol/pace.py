@@ -11,19 +11,12 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 LONGEST_SECONDS: Final = 10.0
-"""Longest wait. Without a limit, later callers would wait for the work of callers that left while they waited."""
+"""Longest wait, so that a caller does not wait for the work of callers that left while they waited."""
 
 
 class Pace:
-    """Slows callers that share it down to a rate of work. Used on the event loop only.
-
-    Callers pay for their work in seconds. A caller that pays more than `burst_seconds` beyond the time that has passed
-    waits for the excess, at most `LONGEST_SECONDS`.
-
-    Args:
-        burst_seconds: work without a wait after a long pause.
-        monotonic: clock in seconds.
-        wait: waits for the given seconds.
+    """Slows callers that share it down to a rate of work. Used on the event loop only. A caller that pays more than
+    `burst_seconds` beyond the time that has passed waits for the excess, at most `LONGEST_SECONDS`.
     """
 
     def __init__(
@@ -38,7 +31,7 @@ class Pace:
         self._paid_until = monotonic() - burst_seconds
 
     async def pay(self, seconds: float) -> None:
-        """Pay for work, and wait until the caller may go on."""
+        """Pay for work in seconds, and wait until the caller may go on."""
         now = self._monotonic()
         paid_until = max(self._paid_until, now - self._burst_seconds) + seconds
         self._paid_until = min(paid_until, now + LONGEST_SECONDS)

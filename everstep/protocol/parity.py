@@ -3,8 +3,7 @@
 The ranks with one LOCAL_RANK on the nodes of a group form a *stripe*, and are its members in ascending order. Each
 member keeps its own shard and one *share*: the XOR of one part of the shard of every other member.
 
-An agent stores a share in an ordinary slot. The slot's owner number is `share_owner` of the member that keeps the
-share, and the index of the payload names the shards.
+A share occupies an ordinary slot, whose owner number is `share_owner` of the member that keeps the share.
 
     offset       size           field
     0            share bytes    row after row, each as long as a chunk; the last row may be shorter
@@ -28,18 +27,15 @@ from everstep.protocol.limits import Count
 from everstep.protocol.slot import CHUNK_BYTES, MAX_CHUNKS
 
 SHARE_BIT = 1 << 31
-"""Bit that is set in the owner number of a slot that contains a share. Rank numbers never have this bit."""
+"""Set in the owner number of a slot that contains a share, and never in a rank number."""
+# A longer payload would need larger chunks, but all shards and shares of a stripe have chunks of equal size. In a
+# stripe of two, a share is one index longer than the other member's shard, so one chunk is left for the index.
 MAX_SHARD_BYTES = (MAX_CHUNKS - 1) * CHUNK_BYTES
-"""Maximum payload of a shard with parity.
-
-A longer payload would need larger chunks, and all shards and shares of a stripe must have chunks of equal size. In a
-stripe of two members, a share is one index longer than the other member's shard. The limit leaves one chunk for this
-index.
-"""
+"""Maximum payload of a shard with parity."""
 
 
 class Contribution(Message, frozen=True):
-    """Names one of the shards from which a parity share was computed: its owner rank, sizes and digests."""
+    """One of the shards from which a share was computed."""
 
     rank: Rank
     payload_bytes: Count
@@ -47,31 +43,26 @@ class Contribution(Message, frozen=True):
     """Digest of the whole shard. The share contains only the chunks that are assigned to the share's holder."""
     layout_hash: Digest
     index_offset: Count
-    """Start of the index within the shard's payload. A node that rebuilds the shard stores it in the slot's header."""
+    """Start of the index within the shard's payload, for the header of a rebuilt slot."""
     index_bytes: Count
 
 
 class Survivor(Message, frozen=True):
-    """A member of a stripe whose shard and share exist. A node rebuilds the lost member's shard from all survivors."""
+    """A member of a stripe whose shard and share exist."""
 
     rank: Rank
     node_id: NodeId
     shard_bytes: int
-    """Size of the payload of this member's shard."""
     shard_digest: Digest
     share_bytes: int
-    """Size of the payload of this member's share."""
     share_digest: Digest
 
 
 class Rebuild(Message, frozen=True):
-    """A lost shard, and the shards and shares from which a node rebuilds it.
-
-    All these shards and shares have the origin generation and the step of the `ShardSource` that contains this object.
-    """
+    """A lost shard, and those from which a node rebuilds it, of the `ShardSource`'s generation and step."""
 
     lost: Contribution
-    """Owner rank, sizes and digests of the lost shard. The shares of all survivors contain the same facts."""
+    """The shares of all survivors contain the same facts."""
     survivors: tuple[Survivor, ...]
     """All other members of the stripe, in the order of their ranks."""
 
@@ -82,49 +73,32 @@ class Rebuild(Message, frozen=True):
 
 
 def share_owner(holder: Rank) -> Rank:
-    """Return the number that identifies the parity share of the rank `holder`.
-
-    Slot headers, inventories and requests for shards contain this number in the field of the owner rank. The number
-    differs from every rank number.
-    """
+    """Return the number that identifies the share of the rank `holder` where a shard has its owner rank."""
     return Rank(holder | SHARE_BIT)
 
 
 def is_share(owner: Rank) -> bool:
-    """Return whether slots with this owner rank contain parity shares, not shards (see `share_owner`)."""
+    """Return whether slots with this owner number contain shares, not shards."""
     return bool(owner & SHARE_BIT)
 
 
 def holder_of(owner: Rank) -> Rank:
-    """Return the rank that a slot's owner number contains.
-
-    For a shard, it is the rank that owns the shard. For a parity share, it is the rank whose node holds the share.
-    """
+    """Return the rank that a slot's owner number contains: the owner of a shard, or the holder of a share."""
     return Rank(owner & ~SHARE_BIT)
 
 
 def stripe_of(holder: Rank, contributions: Iterable[Contribution]) -> tuple[Rank, ...]:
-    """Return a share's stripe, ascending: the rank `holder`, on whose node the share is, and the contributing ranks."""
+    """Return a share's stripe in ascending order."""
     return tuple(sorted([holder, *(each.rank for each in contributions)]))
 
 
 def pack_contributions(contributions: Iterable[Contribution]) -> bytes:
-    """Encode the index of a parity share: the list of the shards whose parts the share contains."""
+    """Encode the index of a share."""
     return msgspec.msgpack.encode(sorted(contributions, key=lambda each: each.rank))
 
 
 def unpack_contributions(index: bytes | memoryview) -> tuple[Contribution, ...]:
-    """Read the index of a share's payload.
-
-    Args:
-        index: the bytes of the index.
-
-    Returns:
-        The shards that the share contains.
-
-    Raises:
-        MalformedMessage: the bytes are no index of a share.
-    """
+    """Read the index of a share. Raises MalformedMessage if the bytes are not an index of a share."""
     try:
         return _decoder.decode(index)
     except UNDECODABLE as error:

@@ -64,16 +64,13 @@ from everstep.protocol.plan import ObjectReference
 from everstep.protocol.rounds import Announcement, RoundReport
 from everstep.protocol.safetensors import NOTHING_SHARED, SharedGroups
 
+# A header shorter than a cache line would misalign the chunk, and its copy would take a fifth longer (measured).
 CHUNK_HEADER = struct.Struct(">III52x")
-"""Layout of a chunk's header on a stream. The header has the size of a cache line.
-
-A shorter header would misalign the chunk, and its copy would take a fifth longer (measured).
-"""
+"""The header of a chunk on a stream."""
 MAX_PEER_MESSAGE_BYTES = 1024 * 1024
 NONCE_BYTES = 32
 
 HEADER_PIECE_BYTES = 512 * 1024
-"""Maximum bytes of a checkpoint object's header in one `ObjectHeader` message."""
 
 SessionKind = Literal["replica", "fetch", "round", "stream", "upload", "load", "division"]
 
@@ -86,15 +83,15 @@ class Open(Message, frozen=True):
     kind: SessionKind
     node_id: NodeId
     owner_rank: Rank
-    """The rank whose shard is copied in a replica session; -1 in other kinds of sessions."""
+    """The rank of a replica session's shard; -1 in other kinds of sessions."""
     nonce: Nonce
-    """32 random bytes, which also serve as the session's name."""
+    """Random bytes, which also serve as the session's name."""
     session: Annotated[bytes, Meta(max_length=NONCE_BYTES)] = b""
-    """For a stream (a connection that carries only chunks): the nonce of its session. Empty for other connections."""
+    """The nonce of a stream's session; else empty."""
 
 
 class Challenge(Message, frozen=True):
-    """The listener's proof that it has the generation's key, and a nonce for the dialler's own proof."""
+    """The listener's proof that it has the generation's key, and its nonce."""
 
     node_id: NodeId
     nonce: Nonce
@@ -102,67 +99,50 @@ class Challenge(Message, frozen=True):
 
 
 class Answer(Message, frozen=True):
-    """The dialler's proof that it has the generation's key, computed from both nonces.
-
-    The listener replies with `Accepted` or `Refused`.
-    """
+    """The dialler's proof that it has the generation's key, computed from both nonces."""
 
     mac: Sha256
 
 
 class Accepted(Message, frozen=True, omit_defaults=True):
-    """The answer by which the node that was contacted (the listener) accepts the session."""
+    """The listener accepts the session."""
 
     addresses: Annotated[tuple[tuple[Address, Port], ...], FewItems] = ()
-    """(address, port) of each network card of the listener.
-
-    The dialler spreads its streams, the connections that carry chunks, over these cards.
-    """
+    """Address and port of each network card of the listener, over which the dialler spreads its streams."""
 
 
 class Refused(Message, frozen=True):
-    """The listener's rejection of the session. The listener then closes the connection."""
+    """The listener rejects the session, and then closes the connection."""
 
     reason: Text
 
 
 class ReserveShard(Message, frozen=True):
-    """The owner's request to a holder to reserve slots with `capacity_bytes` each. The answer is `ShardReserved`.
-
-    The owner captures no snapshot until its holders have reserved their slots.
-    """
+    """The owner's request to reserve slots of `capacity_bytes` each, before it captures snapshots."""
 
     capacity_bytes: Count
     layout_hash: Digest
 
 
 class PreparingShard(Message, frozen=True):
-    """Report that the sender still works, so that the receiver does not count the sender as silent.
-
-    A holder sends it while the holder loads a shard, allocates slots, or waits for other members of a stripe. With
-    parity, an owner also sends it, while the owner sends or delays its contribution to a share.
+    """Report of the sender that it still works, so that the receiver does not count it as silent. A holder sends it
+    while it loads a shard, allocates slots, or waits for other members of a stripe. With parity, an owner also sends it
+    while it sends or delays its contribution.
     """
 
 
 class ShardReserved(Message, frozen=True):
-    """The holder's answer to `ReserveShard`. The owner may now begin to send snapshots.
-
-    Usually the holder has allocated its slots. If the allocation failed, the holder rejects any shard that does not
-    fit.
-    """
+    """The answer to `ReserveShard`. Without memory, the holder later rejects each shard that does not fit."""
 
     capacity_bytes: Count
     layout_hash: Digest
 
 
 class BeginShard(Message, frozen=True):
-    """Announcement of a shard whose chunks follow.
-
-    In a replica session, the owner's rank may still be capturing the shard.
-    """
+    """Announcement of a shard whose chunks follow. In a replica session, its rank may still be capturing it."""
 
     transfer: Count
-    """Number of this transfer of a shard within the session. Later shards have higher numbers."""
+    """Number of this transfer within the session, increasing."""
     owner_rank: Rank
     origin_generation: Generation
     step: Step
@@ -172,30 +152,22 @@ class BeginShard(Message, frozen=True):
     index_bytes: Count
     layout_hash: Digest
     committed: Step
-    """The newest committed step that the sending agent has received.
-
-    A holder must not overwrite the slot in which it holds this step.
-    """
+    """The newest committed step that the sender has received. A holder must not overwrite its slot with this step."""
 
 
 class ShardDigests(Message, frozen=True):
-    """Announcement that the next chunks of the shard are ready, with their digests.
-
-    Each message continues after the chunks of the previous message. The answer is `ShardWanted`.
-    """
+    """The digests of the shard's next chunks, which are ready. The answer is `ShardWanted`."""
 
     transfer: Count
     first: Count
-    """Index of the first announced chunk within the shard."""
+    """Index of the first announced chunk; each message continues after the previous one."""
     chunk_digests: MessageBytes
-    """Digests of the chunks, in the format of `everstep.protocol.slot`."""
 
 
 class PrintedLines(Message, frozen=True):
-    """The newest lines that the owner's ranks printed, from number `first` on.
-
-    The holder stores the lines before it acknowledges the shard whose `EndShard` follows them. The next message of the
-    session continues after these lines. The session's first message may repeat lines that the holder already has.
+    """The newest lines that the owner's ranks printed. The holder stores them before it acknowledges the shard whose
+    `EndShard` follows. The next message of the session continues after these lines. The session's first message may
+    repeat lines that the holder already has.
     """
 
     first: Count
@@ -205,69 +177,54 @@ class PrintedLines(Message, frozen=True):
 
 
 class EndShard(Message, frozen=True):
-    """Announcement that the sender has sealed its slot with the shard. Only now may the receiver seal its own slot."""
+    """The sender has sealed its slot with the shard. Only now may the receiver seal its own."""
 
     transfer: Count
     digest: Digest
-    """Digest of the shard's payload."""
 
 
 class ShardWanted(Message, frozen=True):
-    """The receiver's request for those announced chunks that it lacks. The receiver has a slot for the shard.
-
-    If a chunk arrives damaged, the receiver requests it again.
-    """
+    """The receiver's request for the announced chunks that it lacks, and for chunks that arrived damaged."""
 
     transfer: Count
     chunks: Annotated[tuple[tuple[Count, Count], ...], Items]
-    """Requested chunks as separate ranges (first, count), ascending; empty if the receiver lacks no chunk."""
+    """Separate ranges (first, count), ascending; empty if the receiver lacks no chunk."""
 
 
 class CancelShard(Message, frozen=True):
-    """The owner's cancellation of a transfer before its shard is complete.
-
-    The receiver discards the received chunks.
-    """
+    """The owner cancels an incomplete transfer. The receiver discards its chunks."""
 
     transfer: Count
 
 
 class ShardSealed(Message, frozen=True):
-    """The receiver's report that it has verified and sealed the shard."""
+    """The receiver has verified and sealed the shard."""
 
     transfer: Count
     digest: Digest
 
 
 class ShardRefused(Message, frozen=True, omit_defaults=True):
-    """The holder's report that it rejects the announced shard, or cannot send the requested shard."""
+    """The holder rejects the announced shard, or cannot send the requested shard."""
 
     transfer: Count
     reason: Text
     is_damaged: bool = False
-    """True if chunks failed verification again after every retransmission.
-
-    The owner's copy of the shard may then be damaged.
-    """
+    """Whether chunks failed verification again after every retransmission, so the owner's copy may be damaged."""
 
 
 class HolderInventory(Message, frozen=True):
-    """The steps for which the holder has a complete and verified copy of this shard.
-
-    The holder sends it as the first message of a replica session. From then on, the owner ignores acknowledgements that
-    the holder sent earlier for other steps.
+    """The holder's verified copies of this shard, as the first message of a replica session. From then on, the owner
+    ignores acknowledgements that the holder sent earlier for other steps.
     """
 
     owner_rank: Rank
     sealed: Annotated[tuple[tuple[Generation, Step, Digest], ...], Items]
-    """One entry per sealed copy of the shard: (origin generation, step, digest)."""
+    """Origin generation, step and digest of each sealed copy."""
 
 
 class FetchShard(Message, frozen=True):
-    """Request for a shard with exactly this generation, step and digest.
-
-    The answer is `BeginShard`, or `ShardRefused` if the holder does not have this content.
-    """
+    """Request for exactly this content. The answer is `BeginShard` or `ShardRefused`."""
 
     owner_rank: Rank
     origin_generation: Generation
@@ -276,34 +233,25 @@ class FetchShard(Message, frozen=True):
 
 
 class UploadPart(Message, frozen=True):
-    """A shard owner's request to a holder to upload one part of the shard to S3.
-
-    The holder reads the bytes from its copy of the shard, and keeps the copy until the session ends. The answer is
-    `PartStored`, or `ShardRefused` if the holder cannot upload the part.
-    """
+    """An owner's request to a holder to upload a part of its copy, which it keeps until the session ends."""
 
     owner_rank: Rank
     origin_generation: Generation
     step: Step
     digest: Digest
-    """Digest of the shard's payload."""
     object: ObjectReference
     object_bytes: Count
     upload_id: Path
-    """S3's id of the owner's multipart upload."""
     part_bytes: Count
-    """Size in bytes of all upload parts but the last, which may be smaller."""
+    """Size of all parts but the last, which may be smaller."""
     number: Count
-    """Number of the part within the multipart upload, from 1."""
+    """Counts from 1."""
     shared: SharedGroups = NOTHING_SHARED
-    """The tensors that are stored in separate S3 objects. This upload does not contain them."""
+    """The tensors in separate S3 objects, which this upload does not contain."""
 
 
 class PartStored(Message, frozen=True):
-    """The holder's report that S3 has stored a part of the owner's multipart upload.
-
-    The owner compares size, CRC and SHA-256 with its own bytes.
-    """
+    """S3 has stored a part of the owner's upload. The owner compares size, CRC and SHA-256 with its own bytes."""
 
     number: Count
     etag: Path
@@ -311,88 +259,66 @@ class PartStored(Message, frozen=True):
     crc: Word
     """CRC64NVME of the part, which S3 has verified."""
     sha256: Sha256
-    """SHA-256 of the part, 32 bytes."""
 
 
 class LoadShard(Message, frozen=True):
-    """A shard owner's request to another node to read parts of the shard from S3.
-
-    The answer is `ReadyToLoad` once the node has loaded its own shards, or `ShardRefused`.
-    """
+    """An owner's request to another node, the helper, to read parts of the shard from S3 after its own shards."""
 
     owner_rank: Rank
     digest: Digest
-    """Digest of the shard's payload. The plan names an S3 source with this digest for the rank."""
+    """The plan names an S3 source with this digest for the rank."""
     object: ObjectReference
     object_bytes: Count
     header_bytes: Count
-    """Total size of the `ObjectHeader` messages that follow after the answer, from 1 to `MAX_HEADER_BYTES`."""
+    """Total size of the `ObjectHeader` messages that follow the answer, from 1 to `MAX_HEADER_BYTES`."""
 
 
 class ReadyToLoad(Message, frozen=True):
-    """The report of the asked node (the helper) that it can now read parts of the shard from S3.
-
-    The owner sends the object's header, opens a stream, and requests chunks with `ShardWanted`. Each request names
-    whole upload parts of the object. The helper reads the parts from S3 and sends their chunks over the stream.
+    """The helper can now read parts of the shard from S3. The owner sends the object's header, opens a stream, and
+    requests chunks with `ShardWanted`. Each request names whole upload parts of the object.
     """
 
 
 class LoadObject(Message, frozen=True):
     """A node's request to another node for parts of an object that shards of both nodes share.
 
-    A load session contains either one `LoadShard`, or one `LoadObject` per object. The answer is `ReadyToLoad` if a
-    shard of the asked node uses the object, or `ShardRefused`. Then the node requests chunks of the object's data,
-    without the header, with `ShardWanted`. Each request names all chunks of an upload part of the object. The asked
-    node sends a part over the stream as soon as it has read the part from S3 for itself. The receiver verifies the
-    bytes.
+    A load session contains either one `LoadShard`, or one `LoadObject` per object. Each later `ShardWanted` names all
+    chunks of an upload part of the object's data, without the header. The asked node sends a part as soon as it has
+    read the part from S3 for itself. The receiver verifies the bytes.
     """
 
     transfer: Count
-    """Number of the request within the session, from 1. Answers and chunks repeat it."""
+    """Number of the request within the session, from 1, which answers and chunks repeat."""
     object: ObjectReference
 
 
 class ObjectHeader(Message, frozen=True):
-    """The next bytes of the header of a shard's object in S3, at most `HEADER_PIECE_BYTES`.
-
-    The owner sends the header to the node that reads parts of the object, so that this node need not read the header
-    from S3 itself.
-    """
+    """The next bytes of the header of a shard's object in S3, so that the helper need not read them."""
 
     data: Annotated[bytes, Meta(max_length=HEADER_PIECE_BYTES)]
 
 
 class OfferTensors(Message, frozen=True):
-    """A shard owner's list of tensors, from which the coordinator's agent finds tensors that several ranks have.
-
-    The coordinator's agent decides which rank uploads each of these tensors.
-
-    The message begins a session in which the agents divide the tensors of one step. The answer is `TensorsDivided`.
-    """
+    """An owner's list of tensors, in which the coordinator's agent finds those that several ranks have."""
 
     owner_rank: Rank
     step: Step
     digests: Annotated[tuple[Digest, ...], Items]
-    """Digest of each listed item, 16 bytes each. An item is a tensor or a frozen object (see `frozen_count`)."""
+    """Digest of each item: a tensor or a frozen object."""
     sizes: Annotated[tuple[Count, ...], Items]
-    """Size of each listed item in bytes."""
     frozen_count: Count = 0
-    """Number of listed items that are frozen objects: S3 objects with tensors that training does not change. They
-    precede all other items."""
+    """Number of items that are frozen objects. They precede all other items."""
 
 
 class TensorsDivided(Message, frozen=True):
-    """The answer of the coordinator's agent to `OfferTensors`: which rank uploads which of the listed tensors."""
+    """The coordinator's answer to `OfferTensors`: which rank uploads which of the items."""
 
     objects: Annotated[tuple[SlotNumber, ...], Items] = ()
-    """For each listed item, the number of the S3 object that will hold it; -1 if the object of the owner's shard holds
-    it.
-
-    Empty if the coordinator's agent did not use this list, for example because it arrived too late. The owner then
-    stores all items in the object of its shard.
+    """Number of each item's S3 object; -1: the object of the owner's shard. If the list is empty, the coordinator did
+    not use the offer, and the owner stores all items in the object of its shard.
     """
     writes: Annotated[tuple[Count, ...], Items] = ()
-    """Numbers of the objects that the requesting owner uploads to S3."""
+    """Numbers of the objects that the owner uploads."""
 
 
 PeerMessage = (
@@ -411,20 +337,8 @@ def session_mac(
     listener: NodeId,
     job: JobName,
 ) -> bytes:
-    """Return the proof of `role` for one session: HMAC-SHA256 over all values that both sides sent.
-
-    A proof is valid for one session only.
-
-    Args:
-        key: the generation's key, 32 bytes.
-        role: the proving side, so that a listener's proof is not valid as a dialler's proof.
-        opened: the dialler's first message, which names the run, generation and owner.
-        challenge_nonce: random bytes that the listener created for this session.
-        listener: the listening node.
-        job: the job that the generation belongs to.
-
-    Returns:
-        uint8[32]. The caller must compare it in constant time.
+    """Return the proof of `role` for one session: HMAC-SHA256 over all values that both sides sent. The role is part of
+    it, so a listener's proof is not valid as a dialler's. The caller must compare proofs in constant time.
     """
     parts = (
         b"everstep-peer-1",

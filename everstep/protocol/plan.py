@@ -1,10 +1,8 @@
 """Defines the plan of a generation, which is one launch of all ranks of a job.
 
-The control plane decides a plan once, and the plan is immutable from then on.
-
-Invariant: the control plane stores a plan in the database before it sends the plan to an agent. To change a plan, it
-starts a new generation. Agents identify the snapshot in a slot only by three values: the generation that captured it,
-its step and its digest.
+Invariant: a plan is immutable, and the control plane stores it in the database before it sends it to an agent. A change
+needs a new generation. Agents identify the snapshot in a slot only by the generation that captured it, its step and its
+digest.
 """
 
 from __future__ import annotations
@@ -20,32 +18,30 @@ from everstep.protocol.limits import Count, Items, Path
 from everstep.protocol.parity import Contribution, Rebuild
 
 DEFAULT_MAX_SLOWDOWN = 0.01
-"""Default limit of the time that snapshots may add to an iteration, as a fraction of the mean iteration time."""
+"""Fraction of the mean iteration time."""
 
 
 SourceKind = Literal["local", "peer", "parity", "s3"]
-"""Kind of source from which a node loads a shard: its own slot, another node's slot, shares of several nodes, or S3."""
+"""Where a node loads a shard from: its own slot, another node's slot, shares of several nodes, or S3."""
 
 
 class SlotRecord(Message, frozen=True, omit_defaults=True):
-    """A node's report about one sealed slot: a complete and verified shard or share in its memory."""
+    """A node's report about one sealed slot with a shard or share."""
 
     owner_rank: Rank
-    """The rank that owns the shard. For a parity share, `parity.share_owner` of the holder's rank."""
+    """A share has `parity.share_owner` of the holder's rank."""
     origin_generation: Generation
     step: Step
     payload_bytes: Count
     digest: Digest
     layout_hash: Digest
     contributions: Annotated[tuple[Contribution, ...], Items] = ()
-    """The shards that a share contains, in the order of their ranks; empty for a shard.
-
-    Also empty if the index of the share is damaged. Such a share cannot rebuild a shard.
+    """The shards of a share, in rank order; empty for a shard, or if the share's index is damaged and cannot rebuild.
     """
 
 
 class SlotReference(Message, frozen=True):
-    """Identifies the content of a sealed slot: owner rank, generation, step and digest."""
+    """Identifies the content of a sealed slot."""
 
     owner_rank: Rank
     origin_generation: Generation
@@ -54,17 +50,14 @@ class SlotReference(Message, frozen=True):
 
 
 class ObjectReference(Message, frozen=True):
-    """Bucket and key of one S3 object, or bucket and key prefix of several objects."""
+    """Bucket and key of one S3 object, or bucket and key prefix of several."""
 
     bucket: Path
     key: Path
 
 
 class ShardSource(Message, frozen=True, omit_defaults=True):
-    """A source from which a node can load its rank's shard of the step that the generation restores.
-
-    A plan lists the sources of a rank in order of preference.
-    """
+    """A source of a rank's shard of the restored step. A plan lists them in order of preference."""
 
     kind: SourceKind
     origin_generation: Generation
@@ -72,14 +65,11 @@ class ShardSource(Message, frozen=True, omit_defaults=True):
     digest: Digest
     payload_bytes: int
     node_id: NodeId | None = None
-    """The node to fetch the shard from; None if `kind` is parity or s3."""
+    """Is None if `kind` is parity or s3."""
     object: ObjectReference | None = None
-    """The safetensors object to download; None unless `kind` is s3."""
+    """The safetensors object; None unless `kind` is s3."""
     rebuild: Rebuild | None = None
-    """The shards and shares from which the node rebuilds the shard; None unless `kind` is parity.
-
-    Digest and size of `rebuild.lost` equal `digest` and `payload_bytes`.
-    """
+    """Is set if `kind` is parity. Digest and size of `rebuild.lost` equal `digest` and `payload_bytes`."""
 
 
 class PlanNode(Message, frozen=True):
@@ -89,57 +79,34 @@ class PlanNode(Message, frozen=True):
     address: str
     peer_port: int
     ranks: tuple[Rank, ...]
-    """Consecutive ranks of this node. A rank's index in this tuple is its LOCAL_RANK."""
+    """Consecutive. A rank's index in this tuple is its LOCAL_RANK."""
     keep: tuple[SlotReference, ...] = ()
-    """Shards in the node's memory that the node must not overwrite before the generation's first commit.
-
-    The node may overwrite all other slots of the run.
-    """
+    """Shards that the node must not overwrite before the generation's first commit."""
 
 
 class RankPlan(Message, frozen=True, omit_defaults=True):
-    """The nodes that hold one rank's shard, and the sources from which its restored step can be loaded."""
+    """The holders of one rank's shard, and the sources of its restored step."""
 
     rank: Rank
     holders: tuple[NodeId, ...]
-    """The owner's node, followed by the nodes that must acknowledge each step.
-
-    With copies, each of these nodes holds a copy of the shard. With parity, the list contains the nodes of the owner's
-    group.
-    """
+    """The owner's node, then the nodes that must acknowledge each step. With parity, the nodes of the owner's group."""
     sources: tuple[ShardSource, ...] = ()
-    """Sources of this rank's shard of the restored step, in order of preference.
-
-    Empty if training starts at step 0, or if the plan has a `Relayout`.
-    """
+    """Most preferred first; empty if training starts at step 0, or with a `Relayout`."""
     stripe: tuple[Rank, ...] = ()
-    """The members of the rank's stripe in the order of their ranks, this rank included; empty with copies.
-
-    The members are the ranks with the same LOCAL_RANK on the nodes in `holders`. A rank's position in the stripe is its
-    index in this tuple.
-    """
+    """The stripe's members in rank order, this rank included, on the nodes in `holders`; empty with copies."""
 
     @property
     def copy_nodes(self) -> tuple[NodeId, ...]:
-        """The nodes that hold a copy of the whole shard, first the owner's node. With parity, only the owner's node."""
+        """The nodes that hold the whole shard, first the owner's node. With parity, only the owner's node."""
         return self.holders[:1] if self.stripe else self.holders
 
 
 class Relayout(Message, frozen=True):
-    """The shards of a restored step that another job, or a launch with a different number of ranks, saved.
-
-    These shards divide the state differently than the new ranks do. Each new rank therefore fetches the earlier shards
-    that contain its own elements.
-    """
+    """The shards of a restored step of another layout, from which each rank fetches its own elements."""
 
     world_size: int
-    """Number of ranks of the generation that made the restored step."""
     shards: tuple[tuple[ShardSource, ...], ...]
-    """Sources of the shard of each rank that made the restored step, by rank, in order of preference.
-
-    The kind is never `local`, because any node of the plan may need any of these shards. If the source is the node
-    itself, the node reads its own slot.
-    """
+    """Sources by rank, most preferred first, never `local`. If a node is its own source, it reads its slot."""
 
 
 class SourceArchive(Message, frozen=True):
@@ -151,38 +118,27 @@ class SourceArchive(Message, frozen=True):
 
 
 class InputChannel(Message, frozen=True):
-    """One input of a job.
-
-    It is either an S3 prefix that every node downloads, or a directory that exists on every node.
-    """
+    """One input of a job: an S3 prefix that every node downloads, or a directory that exists on every node."""
 
     name: str
     prefix: ObjectReference | None = None
-    """Key of one object, or a key prefix that ends with a slash; None if the input is a directory."""
+    """One key, or a key prefix that ends with a slash; None for a directory."""
     directory: str = ""
-    """Absolute path of the directory on the nodes; empty if the input is in S3."""
+    """Absolute path on the nodes; empty if the input is in S3."""
 
 
 CHECK_VARIABLE = "EVERSTEP_CHECK_DETERMINISM"
-"""Variable of a job's Environment that makes the job a determinism check. Its value is a number of steps."""
+"""Variable of a job's Environment with a determinism check's number of steps."""
 
 
 def check_steps(value: str) -> int | None:
-    """Return a determinism check's number of steps from the value of `CHECK_VARIABLE`; None if it is not valid.
-
-    A check needs at least two steps, because it stores a snapshot of one step and repeats the steps after it.
-    """
+    """Return the number of steps in a value of `CHECK_VARIABLE`, at least 2; None if it is not valid."""
     steps = int(value) if value.isascii() and value.isdecimal() and len(value) <= 4 else 0
     return steps if 2 <= steps <= 1000 else None
 
 
 def channel_variable(name: str) -> str:
-    """Return the environment variable that holds a channel's path on the nodes.
-
-    The name follows SageMaker's training toolkit.
-
-    For example, channel `train` has the variable `SM_CHANNEL_TRAIN`. Hyphens become underscores.
-    """
+    """Return the environment variable with a channel's path, as SageMaker names it: `SM_CHANNEL_A_B` for `a-b`."""
     return "SM_CHANNEL_" + name.upper().replace("-", "_")
 
 
@@ -195,73 +151,54 @@ class ScriptPlan(Message, frozen=True):
     hyperparameters: dict[str, str]
     environment: dict[str, str]
     output: ObjectReference
-    """Key prefix of the outputs. A rank's files are stored as `<key>gen=<g>/rank=<r>/<path>`.
-
-    Files of `kept_files` have the rank of the node's first rank.
-    """
+    """Key prefix. A rank's files: `<key>gen=<g>/rank=<r>/<path>`. `kept_files` belong to the node's first rank."""
     logs: ObjectReference
-    """Key prefix of the log: `<key>gen=<g>/node=<n>/` contains a node's lines (`everstep.protocol.log_chunks`)."""
+    """Key prefix. `<key>gen=<g>/node=<n>/` contains a node's lines (`everstep.protocol.log_chunks`)."""
     role_arn: str = ""
-    """IAM role whose short-lived credentials the ranks receive; empty if they receive none."""
+    """Role whose short-lived credentials the ranks receive; empty: none."""
     requirements: str = ""
-    """Relative path of a requirements file in the source tree; empty if no packages are installed."""
+    """Relative path of a requirements file in the source tree; empty: none."""
     inputs: tuple[InputChannel, ...] = ()
     project: str = ""
-    """The job's project. Empty if the control plane is older than this field."""
+    """Empty from an older control plane."""
     secrets: dict[str, str] = msgspec.field(default_factory=dict[str, str])
-    """Location of each secret, by environment variable: `secretsmanager:NAME`, `ssm:NAME` or an ARN.
-
-    Only the node reads the values, directly from AWS. No Everstep message contains them.
-    """
+    """`secretsmanager:NAME`, `ssm:NAME` or an ARN by variable. No Everstep message contains the values."""
     arguments: tuple[str, ...] = ()
-    """Arguments of the script after those of the hyperparameters. Agents ignore them before `ARGUMENTS_SINCE_MINOR`."""
+    """Arguments after those of the hyperparameters. Agents ignore them before `ARGUMENTS_SINCE_MINOR`."""
     module: str = ""
     """Name under which ranks run `entry_point` as `python -m` does; empty: as a script. As old as `arguments`."""
     kept_files: tuple[str, ...] = ()
-    """Patterns of files in the source directory that become outputs. As old as `arguments`.
-
-    A pattern is a file, a folder, or has one `*` (or `**`) for any characters.
-    """
+    """Patterns of source files that become outputs: a file, a folder, or one `*` or `**` for any characters."""
 
 
 ARGUMENTS_SINCE_MINOR = 1
-"""The minor version of the protocol since which agents know `arguments`, `module` and `kept_files` of `ScriptPlan`."""
 
 
 class CheckpointPlan(Message, frozen=True):
     """The checkpoint settings of the job."""
 
     every_steps: int
-    """Steps between two checkpoints; 0 disables checkpoints by number of steps."""
+    """0 disables checkpoints by number of steps."""
     prefix: ObjectReference
     third_slot: bool = False
     max_uploads: int = 1
-    """Maximum number of steps that agents upload at the same time. Values above 1 require `third_slot`."""
+    """Steps that agents upload at the same time. Values above 1 require `third_slot`."""
     stored_step: Step = FIRST_STEP
-    """Step of the newest complete checkpoint in the history that this generation continues; 0 if there is none."""
+    """Step of the newest complete checkpoint of this generation's history; 0: none."""
     interval_seconds: float = 0.0
-    """Seconds between two checkpoints; 0 disables checkpoints at a fixed interval."""
+    """0 disables checkpoints at a fixed interval."""
     max_overhead: float = 0.0
-    """Limit of the training time that checkpoints add, as a fraction of the time without checkpoints.
-
-    The coordinator derives an automatic interval from this limit. 0 if the interval is not automatic.
-    """
+    """Training time that checkpoints may add, as a fraction, for an automatic interval; 0: not automatic."""
     max_bytes_per_second: float = 0.0
-    """Limit of each node's mean upload rate in bytes per second. It applies only to an automatic interval.
-
-    0 means no limit.
-    """
+    """Limit of each node's mean upload rate, for an automatic interval only; 0: no limit."""
     stored_at_seconds: float = 0.0
-    """Unix time at which the checkpoint of `stored_step` was complete.
-
-    Without a checkpoint, the time at which the job first started; 0 if it starts now.
-    """
+    """Unix time at which `stored_step` was complete, or else of the job's first start; 0: now."""
     upload_seconds: float = 0.0
-    """Duration of the last upload of an earlier generation, in seconds; 0 if none was measured."""
+    """Duration of the last upload of an earlier generation; 0: not measured."""
 
 
 class Timeouts(Message, frozen=True):
-    """The timeouts in seconds, all derived from `detection_seconds` (docs/design.md#timeouts)."""
+    """Timeouts in seconds, derived from `detection_seconds` (docs/design.md#timeouts)."""
 
     detection_seconds: float
     lease_seconds: float
@@ -285,15 +222,11 @@ class GenerationPlan(Message, frozen=True):
     run: RunId
     generation: Generation
     parent: Generation
-    """The newest earlier generation whose ranks may have run; 0 if there is none.
-
-    `base_step` is a step of that generation, or of a generation that it continued.
-    """
+    """The newest earlier generation whose ranks may have run; 0: none. `base_step` belongs to its history."""
     base_step: Step
     nodes: tuple[PlanNode, ...]
-    """The nodes of the generation, in the order of GROUP_RANK."""
+    """The order is that of GROUP_RANK."""
     ranks: tuple[RankPlan, ...]
-    """Holders and sources of each rank's shard, in rank order."""
     coordinator: NodeId
     master_address: str
     master_port: int
@@ -301,49 +234,27 @@ class GenerationPlan(Message, frozen=True):
     checkpoint: CheckpointPlan
     timeouts: Timeouts
     relayout: Relayout | None = None
-    """Sources of the restored step if a different number of ranks, or another job, made it.
-
-    Otherwise None. With a relayout, `base_step` is positive and all `RankPlan.sources` are empty.
-    """
+    """Set if another job or number of ranks made the restored step. All `RankPlan.sources` are then empty."""
     max_slowdown: float = DEFAULT_MAX_SLOWDOWN
-    """Largest fraction of the mean iteration time by which snapshots may slow training down.
-
-    If a snapshot of every step would cost more than this, ranks take snapshots of fewer steps.
-    """
+    """Largest fraction of the mean iteration time that snapshots may add. Above it, ranks snapshot fewer steps."""
     encrypts_peers: bool = False
-    """Whether the nodes use TLS for all connections between them, and refuse connections without TLS."""
     is_elastic: bool = False
-    """Whether a later generation may have another number of nodes. False if the control plane is older than this field.
-    """
+    """Whether a later generation may have another number of nodes. False from an older control plane."""
 
     @property
     def world_size(self) -> int:
-        """The number of ranks of the generation."""
+        """The number of ranks."""
         return len(self.ranks)
 
     @property
     def base_shards(self) -> tuple[tuple[Rank, tuple[ShardSource, ...]], ...]:
-        """The rank that owns each shard of the restored step, and the sources of this shard.
-
-        If another job or a different number of ranks saved the step (`relayout`), the owners are ranks of that job or
-        launch.
-        """
+        """Owner and sources of each shard of the restored step. With a relayout, owners are ranks of that launch."""
         if self.relayout is not None:
             return tuple((Rank(rank), sources) for rank, sources in enumerate(self.relayout.shards))
         return tuple((rank.rank, rank.sources) for rank in self.ranks)
 
     def node(self, node_id: NodeId) -> PlanNode:
-        """Return the node of this generation with this id.
-
-        Args:
-            node_id: id of a node of the generation.
-
-        Returns:
-            The node's address, its ranks and the slots that it must keep.
-
-        Raises:
-            KeyError: the node does not belong to this generation.
-        """
+        """Return the node with this id. Raises KeyError if the node does not belong to this generation."""
         for node in self.nodes:
             if node.node_id == node_id:
                 return node

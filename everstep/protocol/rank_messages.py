@@ -1,15 +1,15 @@
 """Defines the messages between a rank and its node's agent, and the layout of the page that they share.
 
-Rank and agent exchange rare events and requests over a unix socket. They exchange the state of every boundary through
-the page, which both read without a system call. If page and messages disagree, the page is right. `PageChanged` and
-`Boundary` only ask the receiver to read the page, so a loss of them is harmless.
+Rank and agent exchange rare events and requests over a unix socket, and the state of every boundary through the page,
+which both read without a system call. If page and messages disagree, the page is right. `PageChanged` and `Boundary`
+only ask the receiver to read the page, so a loss of them is harmless.
 
 A message of the agent names files: the page and slots, which are sealed memory (memfd_create). Their descriptors
 accompany the message (SCM_RIGHTS) in the order of `files_of`. No file system shows these files.
 
-The page has `RANK_WORD_BYTES` bytes, little endian, in two halves with one writer each. The body of a half has
-two alternating positions. If the sequence number is odd, the body is at the offsets below. If it is even, the body is
-512 bytes further. A writer first fills the unused position and then publishes it by storing the next sequence number.
+The page has `RANK_WORD_BYTES` bytes, little endian, in two halves with one writer each. The body of a half has two
+alternating positions. If the sequence number is odd, the body is at the offsets below. If it is even, the body is 512
+bytes further. A writer first fills the unused position and then publishes it by storing the next sequence number.
 
 In the table, the base is the step that the rank restores. The copier is the thread of the rank that copies its state
 into slots.
@@ -48,9 +48,6 @@ into slots.
 Invariant: a reader always gets one consistent half. During a write, and after a writer died during a write, the reader
 gets the previous content. After a restart of either side, code may compare fields of the two halves only if their
 generations are equal.
-
-The module has more than 500 lines. It is not divided, because page and messages share the types of steps, phases and
-generations.
 """
 
 from __future__ import annotations
@@ -88,54 +85,40 @@ RANK_WORD_BYTES = 4096
 _RANK_HALF = 2048
 _AGENT = struct.Struct("<QqqqqQqQQQ8xqQQ")
 _RANK = struct.Struct("<QqQqQqQQQQqQQ")
+# Python's `struct` stores a native integer in one operation, but one with an explicit byte order byte by byte. So the
+# other process never reads a half-written number. Every supported machine is little endian.
 _SEQUENCE = struct.Struct("Q")
-"""Layout of a sequence number, in native byte order (little endian on every supported machine).
-
-Python's `struct` stores a native integer in one operation, so the other process never reads a half-written number. It
-stores an integer with an explicit byte order byte by byte.
-"""
 _PLACES_APART = 512
+# Python has no release stores and no acquire loads. On aarch64, a reader could see the sequence number before the
+# half's content.
 ORDERED_MACHINES = ("x86_64",)
-"""Processors that make a process's stores visible to others in program order.
-
-The names are those of `platform.machine()`. Processes read the page without a lock, and Python has no release stores
-and no acquire loads. On other processors (aarch64), a reader could see the sequence number before the half's content.
-"""
+"""Values of `platform.machine()` of processors that make a process's stores visible to others in program order."""
 NONE = -1
 FINISHED = -2
-"""Value of `AgentHalf.proposed` when no further step can be committed. A rank that reads it returns from `close()`."""
+"""`AgentHalf.proposed` when no further step can be committed. A rank that reads it returns from `close()`."""
 ECHO_YES = 1
-"""Value of `RankHalf.echo`: the rank can stop at the announced step, because it has not passed the step."""
+"""`RankHalf.echo`: the rank has not passed the announced step, and can stop there."""
 ECHO_NO = 2
-"""Value of `RankHalf.echo`: the rank cannot stop at the announced step, because it has passed the step or may have."""
+"""`RankHalf.echo`: the rank has passed the announced step, or may have."""
 ECHO_UNABLE = 3
-"""Value of `RankHalf.rehearsal_echo`: the rank cannot rehearse. A message `Rehearsed` has the reason."""
+"""`RankHalf.rehearsal_echo`: the rank cannot rehearse, for the reason in a `Rehearsed`."""
 MAX_LIMIT_SECONDS = 86_400
-"""Upper limit of the time that a script may allow for a phase: one day.
-
-A rank without progress for a day counts as hung in any phase.
-"""
+"""A rank without progress for a day counts as hung in any phase."""
 
 MAX_RANK_MESSAGE_BYTES = 1024 * 1024
-"""Upper limit of one message from a rank, in bytes. The agent closes a connection that exceeds the limit."""
+"""The agent closes a connection that exceeds the limit."""
 MAX_LOGGED_BYTES = 2 * 1024 * 1024
-"""Upper limit of the metric values that a rank sends per second, in bytes over all messages.
-
-Further values wait in the rank's ring buffer. While the buffer is full, the rank drops the values of new log calls.
-"""
+"""Maximum metric values that a rank sends per second. Further values wait in the rank's ring buffer."""
 
 MAX_METRIC_NAME_LENGTH = 255
-"""Maximum number of characters in the name of a metric."""
 MetricName: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_METRIC_NAME_LENGTH, extra={"is_text": True})]
 OWN_METRICS = "everstep/"
-"""Prefix of the names of metrics that Everstep logs itself."""
+"""Prefix of the metrics that Everstep logs itself."""
 
 
 class Phase(IntEnum):
-    """Activity of a rank, as the rank reports it. Every phase has its own time limit.
-
-    In WAIT, the rank waits on purpose for something outside the job. In REHEARSE, it repeats earlier steps to prove
-    that a resume repeats them (`everstep.protocol.rehearsals`).
+    """Activity of a rank. Every phase has its own time limit. In WAIT, the rank waits on purpose for something outside
+    the job. In REHEARSE, it repeats earlier steps to prove that a resume repeats them (`everstep.protocol.rehearsals`).
     """
 
     START = 0
@@ -149,10 +132,8 @@ class Phase(IntEnum):
 
 
 class RankStanding(IntEnum):
-    """Whether a rank trains, has stopped after a step, or has ended its session.
+    """Whether a rank trains, has stopped after the agreed step, or has ended its session.
 
-    - MOVING: the rank has not stopped.
-    - STOPPED: the rank has stopped after the step at which all ranks agreed to stop.
     - CLOSING: the rank is inside `close()`.
     - CLOSED: the rank has returned from `close()`.
     """
@@ -177,9 +158,8 @@ class StopState(IntEnum):
 
 
 class Vote(IntEnum):
-    """The vote of the agent that owns a shard on the step that the coordinator proposes to commit.
+    """The vote of a shard's owner on the step that the coordinator proposes to commit.
 
-    - NONE: no vote yet.
     - ACKED: all holders that currently respond have verified and sealed the shard of this step.
     - ABANDON: the shard of this step cannot be replicated.
     """
@@ -190,7 +170,7 @@ class Vote(IntEnum):
 
 
 class AgentHalf(msgspec.Struct, frozen=True, array_like=True):
-    """The half of the shared-memory page that the agent writes. The rank reads it. A restarted agent reads it, too."""
+    """The half of the page that the agent writes. The rank and a restarted agent read it."""
 
     generation: int
     committed: int = NONE
@@ -203,13 +183,12 @@ class AgentHalf(msgspec.Struct, frozen=True, array_like=True):
     load: int = 0
     verified: int = 0
     rehearsal: int = NONE
-    """Step after which all ranks rehearse: they restart, and repeat the `rehearsal_steps` steps before it."""
     rehearsal_state: StopState = StopState.NONE
     rehearsal_steps: int = 0
 
 
 class RankHalf(msgspec.Struct, frozen=True, array_like=True):
-    """The half of the shared-memory page that the rank writes and its agent reads."""
+    """The half of the page that the rank writes and its agent reads."""
 
     generation: GenerationNumber
     boundary: PageStep = NONE
@@ -219,22 +198,13 @@ class RankHalf(msgspec.Struct, frozen=True, array_like=True):
     echo_step: PageStep = NONE
     echo: Count = 0
     target: Count = 0
-    """The script's total number of steps; 0 if the script has declared none."""
     limit: Count = 0
-    """Seconds that the script allows for the phase; 0 if the script has declared no limit."""
     first_passed: Microseconds = 0
-    """End of the rank's first step in this generation, in µs of the node's monotonic clock; 0 before that.
-
-    The page outlives the agent, so a restarted agent reports the same time.
-    """
+    """Monotonic µs, so that a restarted agent reports the same time."""
     rehearsal_step: PageStep = NONE
-    """Step of the announced rehearsal that the rank has answered last."""
     rehearsal_echo: Count = 0
-    """The answer: 0 none, `ECHO_YES`, `ECHO_NO` or `ECHO_UNABLE`."""
     resume_revision: Count = 0
-    """How often, in this generation, a first pass over the data ended, or the set of modules, parameters or groups
-    changed.
-    """
+    """How often a first pass over the data ended, or modules, parameters or groups changed, in this generation."""
 
 
 resolve(AgentHalf)
@@ -266,14 +236,7 @@ def _read(page: memoryview, offset: int, size: int) -> bytes | None:
 
 
 def unordered_machine(machine: str) -> str:
-    """Return why the shared page is unsafe on a machine's processor, or an empty string if it is safe.
-
-    Args:
-        machine: `platform.machine()`.
-
-    Returns:
-        The reason and a remedy, as one sentence.
-    """
+    """Return why the page is unsafe on a machine's processor and a remedy, in a sentence; empty if it is safe."""
     if machine in ORDERED_MACHINES:
         return ""
     return (
@@ -282,16 +245,14 @@ def unordered_machine(machine: str) -> str:
 
 
 def write_agent_half(page: memoryview, half: AgentHalf) -> None:
-    """Write the agent's half of the page, so that the rank reads it. Only the agent may call this."""
+    """Write the agent's half of the page. Only the agent may call this."""
     _write(page, 0, _AGENT.pack(*msgspec.structs.astuple(half)))
 
 
 def read_agent_half(page: memoryview) -> AgentHalf | None:
-    """Return the agent's half of the page, or None if no consistent content can be read now.
-
-    None means that the agent wrote during every attempt, or that a field has a value that this version does not define.
-    A rank then keeps the content that it read last, and reads the page again later. The agent's next write replaces
-    all fields.
+    """Return the agent's half of the page, or None if no consistent content can be read now. None means that the agent
+    wrote during every attempt, or that a field has a value that this version does not define. The rank then keeps the
+    content that it read last, and reads the page again later.
     """
     body = _read(page, 0, _AGENT.size)
     if body is None:
@@ -303,19 +264,12 @@ def read_agent_half(page: memoryview) -> AgentHalf | None:
 
 
 def write_rank_half(page: memoryview, half: RankHalf) -> None:
-    """Write the rank's half of the page, so that the agent reads it.
-
-    Only the rank's training thread and the thread that copies snapshots may call this, while they hold the session's
-    lock.
-    """
+    """Write the rank's half of the page, in the training thread or copier, which hold the session's lock."""
     _write(page, _RANK_HALF, _RANK.pack(*msgspec.structs.astuple(half)))
 
 
 def read_rank_half(page: memoryview) -> RankHalf | None:
-    """Return the rank's half of the page, or None if it cannot be read consistently.
-
-    The result is None if the rank wrote during every attempt to read, or if the script overwrote the page.
-    """
+    """Return the rank's half of the page; None if the rank wrote meanwhile, or the script overwrote the page."""
     body = _read(page, _RANK_HALF, _RANK.size)
     if body is None:
         return None
@@ -340,12 +294,11 @@ class RankHello(Message, frozen=True):
 
 
 class Arriving(Message, frozen=True):
-    """The agent's first answer while it still loads the snapshot that the rank restores.
+    """The agent's first answer while it still loads the snapshot that the rank restores. `Welcome` follows.
 
-    `Welcome` follows. The snapshot's index is complete. The shared page's field `verified` is the number of bytes at
-    the beginning of the payload that are verified. The rank may copy these bytes, but must not train before `Welcome`.
-    `load` is the number of the agent's attempt to load the snapshot. If the page's `load` differs, a new attempt has
-    begun and may overwrite the slot. All copied bytes are then invalid, and another `Arriving` or a `Welcome` follows.
+    The snapshot's index is complete. The rank may copy the first `verified` bytes (a field of the page), but must not
+    train before `Welcome`. `load` is the number of the agent's attempt. If the page's `load` differs, all copied bytes
+    are invalid, and another `Arriving` or a `Welcome` follows.
     """
 
     generation: Generation
@@ -358,71 +311,44 @@ class Arriving(Message, frozen=True):
 
 
 class EarlierLayout(Message, frozen=True):
-    """The shards into which a launch with a different number of ranks, or another job, divided the restored step.
-
-    The rank requests those of the shards that it needs with `FetchShard`.
-    """
+    """The shards of a restored step that another job or number of ranks made, for `FetchShard`."""
 
     world_size: int
-    """Number of ranks of the generation that made the restored step."""
     here: tuple[Rank, ...]
-    """Ranks of the generation that made the restored step, if their shards are already in this node's memory."""
+    """Ranks of that launch whose shards are already in this node's memory."""
 
 
 class Welcome(Message, frozen=True):
-    """The agent's report that every node has verified the shards that its ranks restore.
-
-    The rank may then restore. The message names the slot to restore from and the shared page.
-    Exception: with `relayout` (a different number of ranks), no shard is verified yet. The agent then verifies each
-    shard of the earlier launch when a rank requests the shard.
-    """
+    """Every node has verified its ranks' shards, or with `relayout`, verifies each one that a rank requests."""
 
     generation: Generation
     word_path: str
     base_step: Step
-    """The step to restore; 0 if there is nothing to restore, because the script builds the state of step 0."""
+    """0: the script builds the state of step 0."""
     base_slot_path: str | None
-    """The verified slot with the state of `base_step`.
-
-    None if `base_step` is 0, or if `relayout` is set.
-    """
+    """The verified slot with the state of `base_step`. None if `base_step` is 0, or with `relayout`."""
     relayout: EarlierLayout | None = None
-    """The division of the restored step into shards, if a different number of ranks made the step; None otherwise."""
 
 
 class FetchShard(Message, frozen=True):
-    """The rank's request for the whole shard of an earlier rank (a rank of the generation that made the restored step).
-
-    Valid only after a `Welcome` with `relayout`. The answer is `FetchedShard`. A rank repeats an unanswered request on
-    a new connection.
-    """
+    """The rank's request for an earlier rank's shard after a `Welcome` with `relayout`, repeated on reconnect."""
 
     generation: Generation
     owner_rank: Rank
-    """The rank, in the launch that captured the step, whose shard is requested."""
 
 
 class FetchedShard(Message, frozen=True):
-    """The agent's answer to `FetchShard`: the shard's slot, or the reason of a failure.
-
-    The slot with the shard does not change until the rank has finished its next step.
-    """
+    """The agent's answer to `FetchShard`. The slot does not change until the rank has finished its next step."""
 
     owner_rank: Rank
     path: str
     """The sealed and verified slot; empty if the shard cannot be loaded."""
     problem: str
-    """Reason why the shard cannot be loaded; empty if `path` is set.
-
-    The agent also reports the reason to the control plane, which starts a new generation.
-    """
+    """Why the shard cannot be loaded; else empty. The control plane receives it and starts a new generation."""
 
 
 class SlotsRequest(Message, frozen=True):
-    """The rank's request for slots whose size fits a new or changed state.
-
-    The answer is `SlotsGranted` or `SlotsRefused`.
-    """
+    """The rank's request for slots that fit a new or changed state. The answer is `SlotsGranted` or `SlotsRefused`."""
 
     generation: Generation
     layout_hash: Digest
@@ -430,10 +356,8 @@ class SlotsRequest(Message, frozen=True):
 
 
 class SlotsGranted(Message, frozen=True):
-    """The current files of the rank's slots.
-
-    When the agent has recreated a slot's file, it repeats the message before it grants that slot on the page. A rank
-    that reads a grant must therefore first read all pending messages on the socket.
+    """The current files of the rank's slots. The agent repeats the message for a recreated file before it grants that
+    slot on the page. A rank that reads a grant must therefore first read all pending messages on the socket.
     """
 
     layout_hash: Digest
@@ -442,21 +366,15 @@ class SlotsGranted(Message, frozen=True):
 
 
 class SlotsRefused(Message, frozen=True):
-    """The agent's answer that it has no memory for the requested slots, so the rank's state is not protected.
-
-    Training continues, and the agent votes ABANDON on each proposed step. Users see the reason.
-    """
+    """The agent lacks memory for the slots, so it votes ABANDON on each step while training continues."""
 
     layout_hash: Digest
     reason: str
 
 
 class Capturing(Message, frozen=True):
-    """The rank's report of how much of a snapshot its background thread has already copied into the slot.
-
-    The agent may compute digests of the finished part and send it to holders before the copy is complete. A later
-    `Captured` or `Abandoned` reports whether the copy is a valid snapshot. The rank sends this message only for a large
-    state. Each message replaces the earlier ones, so a loss is harmless.
+    """The copied part of a large snapshot. Each message replaces the earlier ones. The agent may send the finished part
+    to holders. A later `Captured` or `Abandoned` reports whether the copy is valid.
     """
 
     generation: Generation
@@ -467,17 +385,11 @@ class Capturing(Message, frozen=True):
     index_offset: Count
     index_bytes: Count
     final_bytes: Count
-    """Number of bytes at the beginning of the payload that are final.
-
-    These bytes belong to `step`, and the copier does not write them again.
-    """
+    """Bytes at the beginning of the payload that belong to `step`, and that the copier does not write again."""
 
 
 class Captured(Message, frozen=True):
-    """The rank's report that the granted slot contains `step`, complete and consistent but not yet sealed.
-
-    The agent then seals the slot.
-    """
+    """The granted slot contains `step`, complete and consistent. The agent then seals the slot."""
 
     generation: Generation
     step: Step
@@ -487,15 +399,10 @@ class Captured(Message, frozen=True):
     index_offset: Count
     index_bytes: Count
     seconds: Seconds = 0.0
-    """Seconds from the boundary to the end of the copy.
-
-    An audited snapshot is also compared byte by byte with the live state. For it, the value includes the comparison.
-    """
+    """Seconds from the boundary to the end of the copy, including the comparison of an audited snapshot."""
+    # Right after the copy, the data is in the rank's cache.
     chunk_digests: MessageBytes = b""
-    """Digests of the slot's chunks (`everstep.protocol.slot`), or empty.
-
-    The rank computes them right after the copy, while the data is in the cache. If empty, the agent computes them.
-    """
+    """Digests of the slot's chunks (`everstep.protocol.slot`); if empty, the agent computes them."""
 
 
 class UnkeptCause(StrEnum):
@@ -531,17 +438,13 @@ class UnkeptCause(StrEnum):
 
 
 class Abandoned(Message, frozen=True):
-    """The rank's report that it does not copy `step` into its slot, or that it has cancelled this copy.
-
-    The copier no longer writes to the slot.
-    """
+    """The rank does not copy `step`, or has cancelled the copy. The copier no longer writes to the slot."""
 
     generation: Generation
     step: Step
     reason: Text
-    """The cause in words, for people."""
     cause: UnkeptCause | None = None
-    """None if the rank imports an earlier release, which reports only words: `late`, or an obstacle of the capture."""
+    """A rank of an earlier release reports only words, and None."""
 
     @property
     def known_cause(self) -> UnkeptCause:
@@ -550,52 +453,37 @@ class Abandoned(Message, frozen=True):
 
 
 class Boundary(Message, frozen=True):
-    """A rank's request to its agent to read the rank's half of the shared page, which has changed."""
+    """The rank's half of the page has changed. The agent reads it."""
 
     generation: Generation
     boundary: Step
     at_seconds: Seconds = 0.0
-    """Time at which the rank finished its newest step, on the node's monotonic clock.
-
-    0 if the message reports no finished step, but a change of another field of the rank's half of the page.
-    """
+    """Monotonic time at which the rank finished its newest step; 0 if another field of its half has changed."""
     blocked_seconds: Seconds = 0.0
-    """Seconds for which snapshots and uploads have blocked the training thread since the previous finished step."""
+    """Seconds for which snapshots and uploads have blocked the training thread since the previous step."""
 
 
 class IdleSpan(Message, frozen=True, kw_only=False):
-    """A time span in every iteration in which training does not use the network.
-
-    An iteration is the training work from one finished optimizer step to the next.
-    """
+    """A span in every iteration in which training does not use the network."""
 
     begin_seconds: Seconds
-    """Median time in seconds from the end of the previous step to the beginning of the span."""
+    """Median time from the end of the previous step to the beginning of the span."""
     seconds: Seconds
-    """Median duration of the span in seconds."""
     deviation_seconds: Seconds = 0.0
     """Standard deviation of the span's beginning or end, whichever is larger."""
 
 
 class IdleSpans(Message, frozen=True):
-    """Result of the network profiler: the times in an iteration when training does not use the network.
-
-    Only the rank with LOCAL_RANK 0 sends it, because collectives synchronize the ranks of a node. A later message
-    replaces an earlier message.
-    """
+    """Newest result of the network profiler, from LOCAL_RANK 0 only: collectives synchronize a node's ranks."""
 
     generation: Generation
     iteration_seconds: Seconds
-    """Median duration of an iteration in seconds."""
     spans: Annotated[tuple[IdleSpan, ...], Items]
-    """The spans in order of time; empty if no pattern was found, or if training sends nothing over the network."""
+    """Earliest first; empty if no pattern was found, or if training sends nothing over the network."""
 
 
 class PageChanged(Message, frozen=True, tag="WordChanged"):
-    """The agent's request to a rank to read the agent's half of the shared page, which has changed.
-
-    The agent sends it only to a rank that may be waiting for a change. A training rank reads the page after every step.
-    """
+    """The agent's half of the page has changed. The agent asks only a rank that may be waiting for a change."""
 
 
 class LogRecord(Message, frozen=True):
@@ -604,15 +492,10 @@ class LogRecord(Message, frozen=True):
     step: Step
     values: Annotated[dict[MetricName, MetricValue], Items]
     at_seconds: UnixSeconds
-    """Unix time at which the script logged the values."""
 
 
 class Logged(Message, frozen=True):
-    """Metric values logged since the previous message.
-
-    `dropped_count` is the number of log calls whose values the rank has dropped since the previous message, for example
-    because its ring buffer was full.
-    """
+    """Metric values logged since the previous message. `dropped_count` counts dropped log calls."""
 
     generation: Generation
     records: Annotated[tuple[LogRecord, ...], Items]
@@ -620,10 +503,7 @@ class Logged(Message, frozen=True):
 
 
 PERMANENT_RANK_FAULTS = frozenset({"cannot_resume", "cannot_relayout"})
-"""Codes of errors that a restarted rank raises again, because the script or its parameters cause them.
-
-The control plane ends the job instead of restarting its ranks.
-"""
+"""Errors that a restarted rank raises again. The control plane ends the job instead of restarting its ranks."""
 RANK_FAULTS = PERMANENT_RANK_FAULTS | {
     "training_error",
     "restore_mismatch",
@@ -633,15 +513,11 @@ RANK_FAULTS = PERMANENT_RANK_FAULTS | {
     "unsupported_version",
     "unsupported_option",
 }
-"""Codes that an agent passes on from a rank. All other codes are an agent's own word about its node."""
+"""Codes that an agent passes on from a rank. All other codes are about the agent's node."""
 
 
 class RankFault(Message, frozen=True):
-    """The rank's report of an error after which its session cannot continue.
-
-    The rank sends it before the session raises the error. Examples: a state that cannot be resumed, and a restore that
-    failed verification.
-    """
+    """The rank's report of an error after which its session cannot continue, sent before the session raises it."""
 
     generation: Generation
     code: Name
@@ -666,7 +542,7 @@ AgentToRank = Arriving | Welcome | FetchedShard | SlotsGranted | SlotsRefused | 
 
 
 def files_of(message: Message) -> tuple[str, ...]:
-    """Return the names of the files whose descriptors accompany a message of the agent, in the descriptors' order."""
+    """Return the files whose descriptors accompany a message of the agent, in their order."""
     match message:
         case Arriving() | Welcome():
             return (message.word_path, *([message.base_slot_path] if message.base_slot_path is not None else []))
@@ -679,15 +555,7 @@ def files_of(message: Message) -> tuple[str, ...]:
 
 
 def with_files(message: AgentToRank, files: Sequence[str]) -> AgentToRank:
-    """Give the files of an agent's message other names, for example paths under which a rank can open them.
-
-    Args:
-        message: a message with any number of files.
-        files: as many names as `files_of` returns, in its order.
-
-    Returns:
-        The message with these names; a message without files unchanged.
-    """
+    """Replace a message's files, in the order of `files_of`, for example by paths that a rank can open."""
     match message:
         case Arriving():
             return replace(message, word_path=files[0], base_slot_path=files[1])

@@ -1,7 +1,7 @@
 """What a rank reports after a rehearsal, in which a job proves its own recovery.
 
-In a rehearsal from step b, all ranks record the digests of the n steps after b, restart from their state at b, repeat
-the n steps, and compare. They then continue after step b + n as if nothing had happened.
+From step b, all ranks record the digests of the n steps after b, restart from their state at b, repeat the n steps, and
+compare. They then continue after step b + n.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from everstep.protocol.ids import Generation, Step
 from everstep.protocol.limits import Count, Name, Seconds
 
 MAX_REHEARSED_NAMES = 8
-"""Maximum number of `names`, and of `unkept`, in a `ReplayDifference`."""
 MAX_REHEARSED_CHARACTERS = 1000
-"""Maximum length of each text in `Rehearsed`. The rank cuts longer texts."""
+"""Maximum length of each text in `Rehearsed`, which the rank cuts."""
 RehearsalText: TypeAlias = Annotated[str, Meta(max_length=MAX_REHEARSED_CHARACTERS, extra={"is_text": True})]
 
 
@@ -44,55 +43,44 @@ class ScriptLine(Message, frozen=True):
     """The line of the script that belongs to a difference."""
 
     name: RehearsalText
-    """The variable that the line changes, or the value of `ReplayDifference.names` that the line fetches, sets or logs.
-    """
+    """The changed variable, or the value of `ReplayDifference.names` that the line fetches, sets or logs."""
     file: RehearsalText
     """Path below the rank's working directory, or else the name of the file."""
     line: Count
-    """Number of the line, from 1."""
 
 
 class ReplayDifference(Message, frozen=True):
     """The first difference between the steps of a job and their replay, on one rank."""
 
     step: Step
-    """The repeated step with the difference. The step from which the rehearsal began: the restored state differs."""
+    """The repeated step. If it is the step from which the rehearsal began, the restored state differs."""
     kind: Name
-    """What differs: a value of `everstep.determinism.Kind`."""
+    """A value of `everstep.determinism.Kind`."""
     source: Name
-    """The likely cause: a value of `everstep.determinism.Source`."""
+    """The likely cause, a value of `everstep.determinism.Source`."""
     names: Annotated[tuple[RehearsalText, ...], Meta(max_length=MAX_REHEARSED_NAMES)] = ()
-    """The tensors, generators or values of this kind that differ, at most `MAX_REHEARSED_NAMES`."""
+    """The tensors, generators or values of this kind that differ."""
     unkept: Annotated[tuple[RehearsalText, ...], Meta(max_length=MAX_REHEARSED_NAMES)] = ()
-    """Variables of the script that differed before the first difference, as `file:function.name`.
-
-    At most `MAX_REHEARSED_NAMES`.
-    """
+    """Variables of the script that differed earlier, as `file:function.name`."""
     lines: Annotated[tuple[ScriptLine, ...], Meta(max_length=MAX_REHEARSED_NAMES)] = ()
-    """The lines of the script that belong to `unkept` or `names`, at most `MAX_REHEARSED_NAMES`.
-
-    Empty if the rank found none, or if its release reports none.
-    """
+    """The lines that belong to `unkept` or `names`; empty if the rank found none, or from an older release."""
 
 
 class Rehearsed(Message, frozen=True):
-    """The rank's report of a rehearsal, sent when the rank trains again. The agent repeats it in its reports."""
+    """The rank's report of a rehearsal, sent when the rank trains again, and repeated by the agent."""
 
     since_minor: ClassVar[int] = 1
 
     generation: Generation
     step: Step
-    """The step b from which the rank repeated steps."""
+    """The step b."""
     steps: Count
-    """The number n of repeated steps."""
     seconds: Seconds
-    """Seconds for which the rank did not train."""
     verdict: RehearsalVerdict
     difference: ReplayDifference | None = None
     message: RehearsalText = ""
-    """For people: the difference, or the reason of the refusal."""
+    """The difference, or the reason of the refusal, for people."""
     advice: RehearsalText = ""
-    """For people: what to change in the script."""
 
     @property
     def first_step(self) -> int:

@@ -4,10 +4,8 @@ Every `NodeReport` is a node's whole state, and every `Announcement` is the coor
 therefore repairs a lost, late or duplicated message. Agents reject messages of other generations. The agents form a
 tree, in which inner agents forward both kinds of messages.
 
-Invariant: (term, sequence) of a node's reports grows throughout a generation, even if its agent restarts. A receiver
-therefore recognizes an outdated report. A coordinator counts only reports of its own term.
-
-The *term* is the number of starts of the coordinator's agent.
+Invariant: (term, sequence) of a node's reports grows throughout a generation, even if its agent restarts. A coordinator
+counts only reports of its own term. The *term* is the number of starts of the coordinator's agent.
 """
 
 from __future__ import annotations
@@ -22,127 +20,93 @@ from everstep.protocol.rank_messages import RankStanding, StopState, Vote
 
 
 class Pacing(IntEnum):
-    """Mode in which nodes send the chunks of their snapshots: at once, or only while training does not use the network.
-
-    All nodes of a job use the same mode: if one node's chunks delay its training traffic, every node's iteration is
-    delayed.
-    """
+    """Mode in which all nodes of a job send chunks: at once, or only while training does not use the network."""
 
     AT_ONCE = 0
     TRIED = 1
-    """The nodes try the two other modes. The step number selects the mode of each step (`worker.core.pacing_trial`)."""
+    """The nodes try the two other modes, by step number (`worker.core.pacing_trial`)."""
     IN_IDLE_SPANS = 2
 
 
 class RankRound(Message, frozen=True):
-    """State of one rank, as its node reports it to the coordinator."""
+    """State of one rank."""
 
     rank: Rank
     boundary: Step
-    """Number of steps that the rank has finished; -1 before the rank has restored its state."""
+    """Number of finished steps; -1 before the rank has restored its state."""
     committed: Step
-    """The newest committed step that the rank's agent has received; -1 if it has received none."""
+    """The newest committed step that the rank's agent has received; -1: none."""
     proposed: Step
-    """The newest proposed step that the rank's agent has received; -1 if it has received none."""
+    """The newest proposed step that the rank's agent has received; -1: none."""
     vote: Vote
-    """The vote of the rank's agent on the step `proposed`."""
     standing: RankStanding = RankStanding.MOVING
     echo_step: Step = Step(-1)
     echo: Count = 0
-    """Whether the rank can stop at `echo_step`: 0 no answer, 1 yes, 2 no."""
+    """Answer for `echo_step`, as `RankHalf.echo`."""
     confirmed_stop: Step = Step(-1)
-    """Step of the newest confirmed stop that the rank's agent has received; -1 if it has received none."""
+    """The newest confirmed stop that the rank's agent has received; -1: none."""
     heard_stop: Step = Step(-1)
-    """Step of the newest stop that the rank's agent has received, whether the stop is confirmed or only announced."""
+    """The newest stop that the rank's agent has received, confirmed or only announced."""
     rehearsal_step: Step = Step(-1)
-    """Step of the announced rehearsal that the rank has answered last."""
     rehearsal_echo: Count = 0
-    """Whether the rank can rehearse at `rehearsal_step`: 0 no answer, 1 yes, 2 no (passed), 3 not at all."""
+    """The answer, as `RankHalf.rehearsal_echo`."""
     confirmed_rehearsal: Step = Step(-1)
-    """Step of the newest confirmed rehearsal that the rank's agent has received; -1 if it has received none."""
     heard_rehearsal: Step = Step(-1)
-    """Step of the newest rehearsal that the rank's agent has received, confirmed or only announced."""
     pinned_steps: Annotated[tuple[Step, ...], Items] = ()
-    """Steps whose slots must not be reused, because the agent is uploading them, in increasing order."""
+    """Steps that the agent is uploading, so their slots must not be reused; ascending."""
     held_step: Step = Step(-1)
-    """Step whose slot must not be reused, because an export reads it from memory; -1 if there is none."""
+    """Step that an export reads from memory, so its slot must not be reused; -1: none."""
     stored_step: Step = Step(-1)
-    """The newest step of which the rank's agent has uploaded the shard completely; -1 if there is none."""
+    """The newest step whose upload by the rank's agent is complete; -1: none."""
     out_of_view: Annotated[tuple[NodeId, ...], Items] = ()
     is_late: bool = False
-    """True if the rank voted ABANDON because it received the proposed step too late."""
+    """Whether the rank voted ABANDON because it received the proposed step too late."""
     reason: Text = ""
-    """Reason why the rank's agent votes ABANDON, or why it no longer waits for a holder. Empty if neither is the case.
-    """
+    """Why the agent votes ABANDON, or no longer waits for a holder; else empty."""
 
 
 class NodeReport(Message, frozen=True):
-    """Everything that one node contributes to the commit rounds, sent to the coordinator through the tree of agents."""
+    """Everything that one node contributes to the commit rounds."""
 
     node_id: NodeId
     term: Count
-    """The highest term in any announcement that the node has received from a coordinator."""
     sequence: Count
     ranks: Annotated[tuple[RankRound, ...], Items]
 
 
 class RoundReport(Message, frozen=True):
-    """Node states, sent to the sender's parent in the tree whose root is the coordinator.
-
-    A message contains the changed states of the sender and of the nodes below it. The first message on a new connection
-    contains all states.
-    """
+    """The changed states of the sender and of the nodes below it; all states first on a new connection."""
 
     generation: Generation
     nodes: Annotated[tuple[NodeReport, ...], Items]
 
 
 class Announcement(Message, frozen=True, omit_defaults=True):
-    """The coordinator's whole state, such as the proposed and the committed step.
-
-    Each agent sends it to its children in the tree of agents after every change, and first on a new connection.
-    """
+    """The coordinator's whole state, sent after every change, and first on a new connection."""
 
     generation: Generation
     term: Count
-    """Number of starts of the coordinator's agent so far. 0: the sender has received no term."""
+    """0: the sender has received no term."""
     sequence: Count
-    """Number of the announcement within the term.
-
-    Only the coordinator sets it, and forwarding agents keep it. Receivers ignore an announcement with a lower number.
-    """
+    """Number within the term, set by the coordinator only. Receivers ignore lower numbers."""
     committed: Step
-    """The committed step; -1 if no step is committed."""
+    """-1: none."""
     proposed: Step
-    """The proposed step; -1 while no step is proposed."""
+    """-1: none."""
     persist_step: Step = Step(-1)
-    """A committed step that the agents upload to S3; -1 if there is none."""
+    """A committed step that the agents upload to S3; -1: none."""
     stop_step: Step = Step(-1)
     stop_state: StopState = StopState.NONE
     rehearsal_step: Step = Step(-1)
-    """Step after which all ranks rehearse (`everstep.protocol.rehearsals`)."""
     rehearsal_state: StopState = StopState.NONE
     rehearsal_steps: Count = 0
-    """Number of steps before `rehearsal_step` that the ranks repeat; 0 leaves the number unchanged."""
+    """Number of repeated steps; 0 leaves it unchanged."""
     finished: bool = False
-    """True if training has ended: every rank has stopped, and every step that could be committed is committed.
-
-    Ranks then return from `close()`.
-    """
+    """Whether training has ended, and no more step can be committed. Ranks then return from `close()`."""
     pacing: Pacing = Pacing.AT_ONCE
     ends_exports: bool = False
-    """True while a checkpoint needs a slot that an export keeps, and AWS has announced the end of a node's instance.
-
-    Agents then end the export.
-    """
+    """Whether agents end the export, because a checkpoint needs its slot and an instance is about to end."""
     held: Annotated[tuple[Rank, ...], Items] = ()
-    """Ranks whose shard, of the restored step or a later step, is complete on every holder that the plan names.
-
-    A node that is no holder of such a rank, but still stores a shard of the rank, may free this shard. The coordinator
-    lists a rank only if such a node exists.
-    """
+    """Ranks whose shard of the restored or a later step is complete, so that nodes that hold none may free it."""
     is_silent: bool = False
-    """True while the coordinator, after its start, waits for the first report of every node.
-
-    During this time, only the term of the announcement is valid.
-    """
+    """Whether a restarted coordinator waits for the first report of every node. Then only the term is valid."""

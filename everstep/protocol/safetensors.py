@@ -48,14 +48,11 @@ from everstep.protocol.slot import (
 
 LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 100_000_000
-"""Maximum size of a header in bytes that the safetensors library accepts."""
+"""The limit of the safetensors library."""
+# The limit prevents a damaged header from naming a huge payload of zeros.
 MAX_EXTRA_GAPS = 4
-"""Number of gaps (zeros between tensors) that a payload may have in addition to one gap per tensor.
-
-Each gap counts as `ALIGNMENT` bytes. The limit prevents a damaged header from naming a huge payload of zeros.
-"""
+"""Gaps of `ALIGNMENT` bytes that a payload may have in addition to one per tensor."""
 MAX_SHARED_TENSORS = 1 << 20
-"""Maximum number of tensors of a shard in one shared object."""
 _FORMAT = "everstep-2"
 _FORMAT_WITH_FROZEN = "everstep-3"
 _FORMAT_WITH_REPLICATED = "everstep-4"
@@ -77,10 +74,7 @@ DTYPE_NAMES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-"""Safetensors' name of each torch dtype.
-
-A tensor of any other dtype is stored as U8, and the index keeps its dtype.
-"""
+"""Safetensors' name of each torch dtype. Other dtypes are stored as U8, and the index keeps their dtype."""
 
 
 class _Tensor(msgspec.Struct, frozen=True):
@@ -90,40 +84,36 @@ class _Tensor(msgspec.Struct, frozen=True):
 
 
 class SharedGroup(msgspec.Struct, frozen=True):
-    """Tensors of a shard whose data is in one separate S3 object, which other shards also use."""
+    """Tensors of a shard whose data is in one S3 object, which other shards also use."""
 
     sha256: HexDigest
-    """SHA-256 of the whole shared object, hexadecimal. The object's key contains this value."""
+    """SHA-256 of the whole shared object, which its key contains."""
     object_bytes: Count
     data_begin: Count
-    """Position of the first tensor's data in the shared object, in bytes. The other tensors follow without gaps."""
+    """Position of the first tensor's data in the shared object. The other tensors follow without gaps."""
     tensors: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_SHARED_TENSORS)]
-    """Indices of the group's tensors in the result of `tensors_in_order`, increasing."""
+    """Indices in the result of `tensors_in_order`, increasing."""
 
 
 class SharedGroups(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The tensors of one shard whose data is in shared S3 objects, grouped by object.
-
-    No tensor belongs to two groups.
-    """
+    """The tensors of one shard in shared S3 objects. No tensor belongs to two groups."""
 
     frozen: Annotated[tuple[SharedGroup, ...], Items] = ()
-    """Groups in frozen objects: tensors that training does not change, stored once for all checkpoints of a run."""
+    """Tensors that training does not change, stored once per run."""
     replicated: Annotated[tuple[SharedGroup, ...], Items] = ()
-    """Groups in replicated objects: tensors that are equal on several ranks, stored once per checkpoint."""
+    """Tensors that are equal on several ranks, stored once per checkpoint."""
 
     @property
     def tensors(self) -> frozenset[int]:
-        """Indices, in the result of `tensors_in_order`, of all tensors whose data is in shared S3 objects."""
+        """Indices, in the result of `tensors_in_order`, of all shared tensors."""
         return frozenset(number for group in (*self.frozen, *self.replicated) for number in group.tensors)
 
 
 NOTHING_SHARED = SharedGroups()
-"""The value for a shard whose own object contains all tensors."""
 
 
 class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The `__metadata__` object in the header of a shard's safetensors file. All values must be strings."""
+    """The `__metadata__` object. All values must be strings."""
 
     everstep: str
     job: str
@@ -135,14 +125,14 @@ class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     index_offset: str
     payload_digest: str
     chunk_digests: str
-    """Digests of the payload's chunks (`everstep.protocol.slot`), encoded in base64."""
+    """Base64 of the digests of the payload's chunks."""
     layout_hash: str
     index: str
-    """The index as packed in the slot, encoded in base64."""
+    """Base64 of the index as packed in the slot."""
     frozen: str = ""
-    """JSON of `SharedGroups.frozen`, the groups of tensors that training does not change; absent if there are none."""
+    """JSON of `SharedGroups.frozen`; absent if empty."""
     replicated: str = ""
-    """JSON of `SharedGroups.replicated`, the groups of tensors that several ranks have; absent if there are none."""
+    """JSON of `SharedGroups.replicated`; absent if empty."""
 
 
 _HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -154,12 +144,11 @@ _SHA256 = re.compile("[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class SharedSpans:
-    """An S3 object that several shards share, and the ranges of one shard's payload whose bytes it contains."""
+    """A shared S3 object, and the ranges of one shard's payload whose bytes it contains."""
 
     group: SharedGroup
     is_frozen: bool
-    """True if training does not change the tensors (frozen object); False if several ranks have equal tensors at this
-    step (replicated object)."""
+    """Whether the object is frozen; otherwise replicated."""
     spans: tuple[tuple[int, int], ...]
     """Begin and end of each tensor within the payload, in the order of the shared object's data."""
 
@@ -170,7 +159,7 @@ class SharedSpans:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The source of each byte of a payload: the data of the shard's own object, shared objects, zeros, or the index."""
+    """The source of each byte of a payload: the shard's own object, shared objects, zeros, or the index."""
 
     payload_bytes: int
     index_offset: int
@@ -182,24 +171,20 @@ class Restore:
     rank: str
     step: str
     origin_generation: str
-    """The generation that made the shard.
-
-    This value, the job, the run, the rank and the step come from the header, which no digest covers. A reader must
-    therefore compare them with the values that it expects.
-    """
+    """No digest covers it, nor job, run, rank and step. A reader must compare them with expected values."""
     chunk_digests: bytes
-    """Digests of the payload's chunks. They hash to `payload_digest`, so a reader can verify single chunks."""
+    """They hash to `payload_digest`, so a reader can verify single chunks."""
     spans: tuple[tuple[int, int], ...]
     """Begin and end of each tensor within the payload, in the order of the object's data."""
     shared: tuple[SharedSpans, ...] = ()
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of tensor data that follow the header in the shard's own object."""
+        """Bytes of tensor data in the shard's own object."""
         return sum(end - begin for begin, end in self.spans)
 
     def gaps(self) -> Iterator[tuple[int, int]]:
-        """Yield begin and end of each gap between tensors in the payload. The bytes of a gap must be zero."""
+        """Yield begin and end of each gap between tensors. The bytes of a gap must be zero."""
         end = 0
         for begin, next_end in (
             *sorted([*self.spans, *(span for each in self.shared for span in each.spans)]),
@@ -212,27 +197,15 @@ class Restore:
 
 
 def tensors_in_order(index: SlotIndex) -> list[TensorEntry]:
-    """Return the tensors in the order in which a slot and its checkpoint object in S3 contain their data."""
+    """Return the tensors in the order of their data in a slot and its checkpoint object."""
     return sorted(index.tensors, key=lambda entry: (entry.offset, entry.bytes))
 
 
 def encode_header(
     header: SlotHeader, packed_index: bytes, chunk_digests: bytes, shared: SharedGroups = NOTHING_SHARED
 ) -> bytes:
-    """Return the beginning of a shard's checkpoint object, up to the first byte of tensor data.
-
-    Args:
-        header: the header of a sealed slot.
-        packed_index: the index as stored in the payload.
-        chunk_digests: digests of the payload's chunks. They must hash to the header's digest.
-        shared: the tensors whose data the object does not contain.
-
-    Returns:
-        The length field and the JSON header.
-
-    Raises:
-        CorruptSlot: the index is invalid.
-        OversizedMessage: the header would exceed the limit of safetensors.
+    """Return the length field and the JSON header of a shard's object. Raises CorruptSlot if the index is invalid, and
+    OversizedMessage if the header would exceed the limit of safetensors.
     """
     metadata = _Metadata(
         everstep=_format_of(shared),
@@ -256,24 +229,11 @@ def encode_header(
 
 
 def encode_shared_header(entries: Sequence[TensorEntry]) -> bytes:
-    """Return the beginning of an S3 object that several shards share, up to the first byte of tensor data.
-
-    Equal tensors give equal headers, even if they belong to different shards or steps.
-
-    Args:
-        entries: the tensors of the object, in the order of their data.
-
-    Returns:
-        The length field and the JSON header.
-
-    Raises:
-        OversizedMessage: the header would exceed the limit of safetensors.
-    """
+    """Return a shared object's header, equal for equal tensors. Raises OversizedMessage for too many of them."""
     return _header(entries, None)
 
 
 def _header(entries: Sequence[TensorEntry], metadata: _Metadata | None) -> bytes:
-    """Return the length field and the JSON header of an object with the data of these tensors."""
     described: dict[str, _Tensor | _Metadata] = {} if metadata is None else {_METADATA: metadata}
     position = 0
     for entry in entries:
@@ -299,18 +259,7 @@ def _header(entries: Sequence[TensorEntry], metadata: _Metadata | None) -> bytes
 
 
 def plan_restore(header: bytes, object_bytes: int) -> Restore:
-    """Parse an object's header, and return the source of each byte of the payload that a restore writes.
-
-    Args:
-        header: the JSON header without its length field.
-        object_bytes: size of the whole object.
-
-    Returns:
-        The sources, in the order of the payload.
-
-    Raises:
-        CorruptObject: the header is not Everstep's, or contradicts itself or the object's size.
-    """
+    """Return the source of each byte of the payload. Raises CorruptObject for a foreign or contradictory header."""
     try:
         described = _HEADER.decode(header)
         metadata = _HEADER_METADATA.decode(described.pop(_METADATA))
@@ -380,26 +329,14 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
 
 
 def _format_of(shared: SharedGroups) -> str:
-    """Return the oldest version of the header's format that can list these shared S3 objects."""
+    """Return the oldest version of the header's format that can list these shared objects."""
     if shared.replicated:
         return _FORMAT_WITH_REPLICATED
     return _FORMAT_WITH_FROZEN if shared.frozen else _FORMAT
 
 
 def _shared_spans(group: SharedGroup, entries: Sequence[TensorEntry], *, is_frozen: bool) -> SharedSpans:
-    """Return the ranges of a shard's payload that the tensors of one shared object fill.
-
-    Args:
-        group: the tensors in one shared object, as decoded from a shard's header; not yet checked.
-        entries: all tensors of the shard, in order.
-        is_frozen: whether the group's data is in a frozen object.
-
-    Returns:
-        The group with its ranges.
-
-    Raises:
-        CorruptObject: the group names tensors that do not exist, or contradicts the size of its object.
-    """
+    """Raise CorruptObject if the group names tensors that do not exist, or contradicts the size of its object."""
     numbers = group.tensors
     is_ordered = all(first < second for first, second in itertools.pairwise(numbers))
     if not numbers or not is_ordered or numbers[0] < 0 or numbers[-1] >= len(entries):

@@ -3,12 +3,11 @@
     first report     UploadedShard(frozen, replicated, lists=digest)
     later reports    UploadedShard(lists=digest), if the previous report had these lists
 
-An agent repeats its finished uploads in every report, and ranks with equal tensors have equal lists of objects. On a
-node with eight ranks, the lists can have several hundred kilobytes.
+An agent repeats its finished uploads in every report. On a node with eight ranks, the lists can have several hundred
+kilobytes.
 
-Invariant: both ends of a connection begin without lists, and each end stores exactly the lists of the last report.
-After a restart of either process, the agent opens a new connection, whose first report contains all lists. The receiver
-can therefore always replace a digest by its list.
+Invariant: both ends of a connection begin without lists, and each end stores exactly the lists of the last report. The
+first report of a connection contains all lists, so the receiver can always replace a digest by its list.
 """
 
 from __future__ import annotations
@@ -27,21 +26,13 @@ _Lists = tuple[tuple[SharedObject, ...], tuple[SharedObject, ...]]
 
 
 class SharedLists:
-    """The lists of shared S3 objects in the last report on a connection, as one end of the connection stores them.
-
-    Each end of the connection has its own object. The sender calls `shorten`, which replaces lists of the last report
-    by their digest. The receiver calls `complete`, which puts these lists back.
-    """
+    """The lists in a connection's last report. The sender calls `shorten`, the receiver `complete`."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, _Lists] = {}
-        """The lists of the last report, by digest."""
 
     def shorten(self, report: AgentReport) -> AgentReport:
-        """Return the report with digests in place of the lists of S3 objects that the receiver already has.
-
-        The caller must send every returned report on the connection, in the order of the calls.
-        """
+        """Return the report with digests for known lists. The caller must send all returned reports in order."""
         known = dict(self._known)
 
         def shortened(upload: UploadedShard) -> UploadedShard:
@@ -61,17 +52,7 @@ class SharedLists:
         return result
 
     def complete(self, report: AgentReport) -> AgentReport:
-        """Put the lists of shared S3 objects, which the sender's `shorten` replaced by digests, back into a report.
-
-        Args:
-            report: the next report of the connection.
-
-        Returns:
-            The report with all lists.
-
-        Raises:
-            MalformedMessage: the report has the digest of a list that the last report did not contain.
-        """
+        """Return the report with all lists. Raises MalformedMessage if the last report lacked a digest."""
         known = dict(self._known)
 
         def completed(upload: UploadedShard) -> UploadedShard:

@@ -25,8 +25,7 @@ A slot file consists of one page of header and `capacity_bytes` of payload.
 The payload is a sequence of tensors, then the index (msgpack). Each tensor starts at a multiple of 64, and gaps are
 zero. Integers are little endian.
 
-Digests cover chunks of the payload. Chunks can therefore be transferred in any order over several streams, and each
-chunk is verified separately:
+Digests cover chunks, so that chunks can arrive in any order over several streams, and are verified one by one:
 
     chunk_digests    xxh3-128 of payload[i*n : (i+1)*n] for each i, n = chunk_bytes(payload_bytes);
                      16 bytes each, concatenated
@@ -56,15 +55,9 @@ HEADER_BYTES = 4096
 ALIGNMENT = 64
 DIGEST_BYTES = 16
 CHUNK_BYTES = 4 * 1024 * 1024
-"""Chunk size in bytes for payloads of up to `MAX_CHUNKS` chunks. Chunks are the unit of digests and transfers.
-
-A change of this value needs a new slot version.
-"""
+"""Chunk size of payloads of up to `MAX_CHUNKS` chunks. A change needs a new slot version."""
 MAX_CHUNKS = 32 * 1024
-"""Upper limit of a payload's chunks. With this limit, the digests of all chunks fit into one message.
-
-Payloads above 128 GiB have larger chunks.
-"""
+"""Payloads above 128 GiB have larger chunks, so that the digests of all chunks fit into one message."""
 MAX_CHUNK_BYTES = 1024 * CHUNK_BYTES
 MAX_INDEX_BYTES = 256 * 1024 * 1024
 ZERO_DIGEST = bytes(DIGEST_BYTES)
@@ -90,7 +83,7 @@ class SlotState(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotHeader:
-    """The header of a slot file. The table in the module's docstring describes the fields."""
+    """The header of a slot file, in the table of the module's docstring."""
 
     job: JobName
     run: RunId
@@ -107,7 +100,7 @@ class SlotHeader:
 
 
 def digest(data: bytes | bytearray | memoryview) -> bytes:
-    """Return xxh3-128 of `data`, big endian, 16 bytes. Releases the GIL and hashes about 30 GiB/s from cache."""
+    """Return xxh3-128 of `data`, big endian, 16 bytes. Releases the GIL."""
     return xxhash.xxh3_128_digest(data)
 
 
@@ -131,20 +124,12 @@ def chunk_range(index: int, payload_bytes: int) -> tuple[int, int]:
 
 
 def shard_digest(chunk_digests: bytes, payload_bytes: int) -> bytes:
-    """Return the digest of a payload.
-
-    Args:
-        chunk_digests: uint8[chunk_count * DIGEST_BYTES], digests of the chunks in order.
-        payload_bytes: size of the payload.
-
-    Returns:
-        uint8[DIGEST_BYTES].
-    """
+    """Return the digest of a payload, from the concatenated digests of its chunks in order."""
     return digest(chunk_digests + payload_bytes.to_bytes(8, "big"))
 
 
 def payload_chunk_digests(payload: bytes | bytearray | memoryview) -> bytes:
-    """Return the digests of a payload's chunks, in the format that `shard_digest` expects."""
+    """Return the concatenated digests of a payload's chunks."""
     view = memoryview(payload)
     return b"".join(digest(view[slice(*chunk_range(index, view.nbytes))]) for index in range(chunk_count(view.nbytes)))
 
@@ -155,26 +140,15 @@ def payload_digest(payload: bytes | bytearray | memoryview) -> bytes:
 
 
 def state_digest(chunk_digests: bytes, rest: bytes | bytearray | memoryview) -> bytes:
-    """Return the digest of a payload's tensors, which is equal whenever a step is repeated bit-identically.
-
-    It excludes the index, whose values may contain times, or sets in the order of one process.
-
-    Args:
-        chunk_digests: uint8[n * DIGEST_BYTES], digests of the first n chunks, which contain no part of the index.
-        rest: the bytes between these chunks and the index.
-
-    Returns:
-        uint8[STATE_DIGEST_BYTES].
+    """Return the digest of a payload's tensors, which is equal whenever a step is repeated bit-identically. `rest` are
+    the bytes between the first chunks and the index, which is excluded: its values may contain times, or sets in the
+    order of one process.
     """
     return digest(chunk_digests + digest(rest))[:STATE_DIGEST_BYTES]
 
 
 class ShardHasher:
-    """Computes the digests of a payload that arrives in order, in pieces of any size.
-
-    Args:
-        payload_bytes: size of the whole payload.
-    """
+    """Computes the digests of a payload of `payload_bytes` bytes that arrives in order, in pieces of any size."""
 
     def __init__(self, payload_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes(payload_bytes)
@@ -198,7 +172,7 @@ class ShardHasher:
         self._open = xxhash.xxh3_128()
 
     def digests(self) -> bytes:
-        """Return the digests of the payload's chunks, concatenated. Do not call `update` afterwards."""
+        """Return the concatenated digests of the payload's chunks. Do not call `update` afterwards."""
         if self._position % self._chunk_bytes:
             self._end_chunk()
         return bytes(self._chunks)
@@ -214,17 +188,7 @@ def align(offset: int) -> int:
 
 
 def pack_header(header: SlotHeader) -> bytes:
-    """Return the header page, `HEADER_BYTES` long.
-
-    Args:
-        header: sizes in bytes, digests of `DIGEST_BYTES` bytes each.
-
-    Returns:
-        uint8[HEADER_BYTES] in the layout of the module's docstring, with `header_digest`.
-
-    Raises:
-        ValueError: the job name is longer than 64 bytes, or the run id is not 32 hexadecimal digits.
-    """
+    """Return the header page. Raises ValueError if the job name or run id does not fit."""
     job = header.job.encode()
     run = bytes.fromhex(header.run)
     if len(job) > 64 or len(run) != 16:
@@ -250,17 +214,8 @@ def pack_header(header: SlotHeader) -> bytes:
 
 
 def unpack_header(page: bytes | memoryview) -> SlotHeader:
-    """Return the header in the first page of a slot file.
-
-    Args:
-        page: at least uint8[HEADER_BYTES]. Further bytes are ignored.
-
-    Returns:
-        The header. Its digest and bounds are checked, but the payload's digest is not.
-
-    Raises:
-        CorruptSlot: the magic, the digest, the state or a bound is invalid.
-        UnknownVersion: the header is valid, but this process does not support its version.
+    """Return the first page's header, with checked digest and bounds, but not the payload's digest. Raises CorruptSlot
+    if the magic, the digest, the state or a bound is invalid. Raises UnknownVersion if only the version is unsupported.
     """
     if len(page) < HEADER_BYTES:
         raise CorruptSlot(f"a slot header has {len(page)} bytes")
@@ -312,27 +267,18 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     dtype: str
-    """torch's name without the prefix `torch.`: float32, bfloat16, int64, uint8, bool …"""
+    """torch's name without `torch.`: float32, bfloat16, int64, uint8, bool …"""
     shape: tuple[int, ...]
     offset: int
     bytes: int
     parts: tuple[TensorPart, ...] | None = None
-    """The boxes (rectangular pieces of whole parameters or optimizer states) that the tensor contains.
-
-    None: the tensor is the whole logical tensor of the same name.
-    """
+    """A tensor with None is the whole logical tensor of the same name."""
     is_frozen: bool = False
-    """True if the script declares that training does not change the tensor (`requires_grad=False`).
-
-    The script can be wrong: averaged weights are often declared so. Readers must not rely on the value.
-    """
+    """`requires_grad=False`. Readers must not rely on it: averaged weights are often declared so."""
 
     @property
     def logical_parts(self) -> tuple[TensorPart, ...]:
-        """The rectangular pieces of logical tensors that this tensor contains.
-
-        If `parts` is None, the tensor contains one whole logical tensor.
-        """
+        """The boxes of logical tensors that this tensor contains."""
         return (whole(self.name, self.shape),) if self.parts is None else self.parts
 
 
@@ -341,8 +287,7 @@ class SlotIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     tensors: tuple[TensorEntry, ...]
     values: bytes
-    """The values that are not tensors, in msgpack. Only `everstep.training.state_tree` writes and reads their content.
-    """
+    """msgpack, which only `everstep.training.state_tree` writes and reads."""
     version: int = 1
 
 
@@ -351,28 +296,22 @@ _index_decoder = msgspec.msgpack.Decoder(SlotIndex)
 
 
 def pack_index(index: SlotIndex) -> bytes:
-    """Return an index (the list of a payload's tensors) as the bytes that end the payload."""
+    """Return an index as the bytes that end the payload."""
     return _index_encoder.encode(index)
 
 
 class IndexWriter:
-    """Packs the indexes of many snapshots with the same tensors.
-
-    It packs the tensors once and the values for each step.
-
-    Args:
-        tensors: the tensors of the snapshots.
-    """
+    """Packs the indexes of many snapshots with the same tensors: the tensors once, and the values for each step."""
 
     def __init__(self, tensors: tuple[TensorEntry, ...]) -> None:
         empty = pack_index(SlotIndex(tensors, b""))
         end = _index_end(b"")
         assert empty.endswith(end), "values and version are the last two fields"
         self.prefix = empty[: -len(end)]
-        """The beginning of every packed index. It is the same for all snapshots with these tensors."""
+        """The beginning of every packed index."""
 
     def suffix(self, values: bytes) -> bytes:
-        """Return the end of an encoded index, with a snapshot's `values`. The caller writes it after `prefix`."""
+        """Return the end of a packed index, which the caller writes after `prefix`."""
         return _index_end(values)
 
     def size(self, values: bytes) -> int:
@@ -385,18 +324,8 @@ def _index_end(values: bytes) -> bytes:
 
 
 def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
-    """Return the index of a payload whose tensors occupy its first `tensor_bytes` bytes.
-
-    Args:
-        data: uint8[index_bytes] of the payload.
-        tensor_bytes: start of the index, the header's `index_offset`.
-
-    Returns:
-        The index. Its `values` remain opaque bytes.
-
-    Raises:
-        CorruptSlot: the index does not decode, or a tensor's alignment, bounds, overlap or size is invalid.
-        UnknownVersion: this process does not support the index's version.
+    """Return the index of a payload whose tensors occupy its first `tensor_bytes` bytes. Raises CorruptSlot if it does
+    not decode, or a tensor's alignment, bounds, overlap or size is invalid. Raises UnknownVersion for its version.
     """
     if len(data) > MAX_INDEX_BYTES:
         raise CorruptSlot(f"a slot index has {len(data)} bytes")
@@ -432,10 +361,6 @@ def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
 
 
 def _is_sized(entry: TensorEntry) -> bool:
-    """Return whether a tensor of this dtype and shape has exactly `entry.bytes` bytes.
-
-    If the shape contains a 0, the other dimensions must still be valid sizes.
-    """
     item_bytes = ITEM_BYTES.get(entry.dtype)
     if item_bytes is None or len(entry.shape) > MAX_DIMENSIONS or any(size < 0 for size in entry.shape):
         return False

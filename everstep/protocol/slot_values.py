@@ -1,7 +1,6 @@
 """Defines the content of the field `values` in a slot's index. Pure.
 
-The training hooks write these values for each snapshot and read them when they restore it. Programs that read
-checkpoints use only `pretrained` and `files`.
+Programs that read checkpoints use only `pretrained` and `files`.
 """
 
 from __future__ import annotations
@@ -23,26 +22,19 @@ class SlotValues(msgspec.Struct, frozen=True, array_like=True):
     """All values of one rank's snapshot that are not tensors."""
 
     facts: bytes
-    """Facts about models and optimizers, encoded as msgpack. Their digest is the layout hash of the slot.
-
-    If the layout hash of a slot differs from that of a launch, an error message lists the facts that differ.
-    """
+    """msgpack of facts about models and optimizers. Its digest is the slot's layout hash."""
     adapters: bytes
-    """Plain values of models and optimizers, encoded by `state_tree.encode`. A restore decodes them before all other
-    values."""
+    """Plain values of models and optimizers (`state_tree.encode`), which a restore decodes first."""
     others: bytes
-    """All other plain values, such as data positions and random generators, encoded by `state_tree.encode`."""
+    """All other plain values, such as data positions and random generators (`state_tree.encode`)."""
     pretrained: dict[str, str] = {}
-    """Content of `config.json` of each registered model from Hugging Face's transformers.
-
-    The key is the path of the model within the names of parameters. The path is empty if the script registered the
-    model itself. Slots of earlier versions have no such field.
+    """`config.json` of each model of Hugging Face's transformers, by the model's path within the names of parameters.
+    The path is empty if the script registered the model itself. Slots of earlier versions have no such field.
     """
     files: dict[str, bytes] = {}
-    """Further files for an export, compressed by zlib. The key is the path of the model, a colon and the file's name.
-
-    They are `ADAPTER_FILE`, `BASE_FILE`, `GENERATION_FILE` and the files of the tokenizer. Only rank 0 has them. Slots
-    of earlier versions have no such field.
+    """Further files for an export, compressed by zlib, by the model's path, a colon and the file's name. Only on rank
+    0. They are `ADAPTER_FILE`, `BASE_FILE`, `GENERATION_FILE` and the files of the tokenizer. Slots of earlier versions
+    have no such field.
     """
 
 

@@ -1,9 +1,7 @@
-"""Defines which members of a source archive are valid.
+"""Defines which members of a source archive are valid, for the server's inspection and the agent's unpacking.
 
-The server applies this rule when it inspects an uploaded archive, and the agent applies it when it unpacks an archive.
-
-Invariant: the module is pure and imports only the standard library, because the server inspects archives in a process
-with little memory. A valid member is a directory or a regular file with a clean relative path.
+Invariant: the module imports only the standard library, because the server inspects archives in a process with little
+memory. A valid member is a directory or a regular file with a clean relative path.
 """
 
 from __future__ import annotations
@@ -25,19 +23,9 @@ class RefusedMember(Exception):
 
 
 def clean_path(member: tarfile.TarInfo) -> str:
-    """Return the normalized path of a member.
-
-    Server and agent call this for each member before they read its content. A valid path is relative, without `..` and
-    forbidden characters, and within `PATH_BYTES` and `PATH_DEPTH`.
-
-    Args:
-        member: a member as `tarfile` returns it.
-
-    Returns:
-        A relative path without empty and `.` components. Empty for the top directory.
-
-    Raises:
-        RefusedMember: the member is a link, device or sparse file, has a negative size, or has an invalid path.
+    """Return the normalized relative path of a member, without `.` components; empty for the top directory. Callers
+    check each member before they read its content. A path is at most `PATH_BYTES` long and `PATH_DEPTH` deep. Raises
+    RefusedMember if the member is a link, device or sparse file, has a negative size, or has an invalid path.
     """
     name = member.name
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE) or member.issparse():

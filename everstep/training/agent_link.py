@@ -1,14 +1,8 @@
-"""Connects a rank to its node's agent by a unix socket and a shared page.
+"""Connects a rank to its node's agent by a unix socket and a shared page (`everstep.protocol.rank_messages`).
 
-The agent writes one half of the page, the rank the other half (`everstep.protocol.rank_messages`). The agent sends the
-descriptors of the page and the slots over the socket.
-
-Invariant: no call blocks training. If the socket does not accept a message immediately, the message waits in memory
-until the next call. After a lost connection, the rank tries to reconnect after each step, and captures no step before
-it is connected again. This module only transports messages, and the session interprets them.
-
-The module has more than 500 lines. It is not divided, because socket and page depend on the same generation and the
-same connection state.
+Invariant: no call blocks training. A message that the socket does not accept waits in memory until the next call. After
+a lost connection, the rank tries to reconnect after each step, and captures no step meanwhile. This module only
+transports messages, and the session interprets them.
 """
 
 from __future__ import annotations
@@ -62,124 +56,77 @@ from everstep.protocol.rehearsals import Rehearsed
 from everstep.training.errors import AgentUnreachable, StaleGeneration
 
 RECONNECT_SECONDS = 0.25
-"""Seconds between two attempts to reconnect to the agent."""
 MAX_OUTBOX_BYTES = 2 * MAX_LOGGED_BYTES
-"""Maximum number of bytes that wait for the socket. If more bytes wait, the rank assumes that the agent hangs.
-
-It then closes the connection and opens a new one.
-"""
+"""Maximum bytes that wait for the socket. With more, the rank assumes that the agent hangs, and reconnects."""
 MAX_FILES = 16
-"""Maximum number of descriptors that arrive with one message."""
 MAX_REASON_CHARACTERS = 4096
-"""Longest error text that the rank sends.
-
-A longer text would exceed the agent's message limit, and the agent would close the connection.
-"""
+"""A longer error text would exceed the agent's message limit, and the agent would close the connection."""
 
 Sent = SlotsRequest | Captured | Abandoned | Boundary | IdleSpans | Logged | OptionsKept | RankFault | Rehearsed
 
 
 class AgentLink(Protocol):
-    """Interface of the connection between a session and its agent.
-
-    `NullLink` works without an agent, `UnixAgentLink` with one.
-    """
+    """The connection between a session and its agent."""
 
     @property
     def generation(self) -> Generation:
-        """Number of the generation to which this rank belongs."""
+        """The generation of this rank."""
         ...
 
     @property
     def has_agent(self) -> bool:
-        """True if the rank has an agent, which may request snapshots. False for `NullLink`."""
+        """False for `NullLink`."""
         ...
 
     @property
     def slots(self) -> SlotsGranted | SlotsRefused | None:
-        """The agent's answer to the newest request for slots.
-
-        None until the agent has answered, and again after a lost connection.
-        """
+        """The agent's answer to the newest request for slots; None before it, and after a lost connection."""
 
     @property
     def word(self) -> AgentHalf | None:
-        """The agent's half of the shared-memory page, as the rank last read it; None before the first read.
-
-        The value stays available while the agent is disconnected. The link ignores an agent's half of a different
-        generation, and a page that the script has overwritten.
-        """
+        """The agent's half of the page in this generation at the last read, also while disconnected, or None."""
 
     def welcome(self) -> Arriving | Welcome:
-        """Wait until the agent has named the snapshot to restore. Return the agent's newest message about it."""
+        """Wait until the agent has named the snapshot to restore. Return its newest message about it."""
         ...
 
     def watch(self, is_enough: Callable[[AgentHalf | None], bool]) -> None:
-        """Read the agent's half of the shared-memory page again and again, until `is_enough` returns True for it.
-
-        Between two reads, the call waits until the agent sends a message.
-        """
+        """Read the agent's half of the page after each message of the agent, until `is_enough` returns True for it."""
 
     def fetch(self, owner_rank: Rank) -> FetchedShard:
-        """Request the shard of an earlier rank, and wait until the agent has loaded it or reports a problem.
-
-        An earlier rank is a rank of the launch that saved the restored step. Valid only after a `Welcome` with
-        `relayout`.
-
-        Args:
-            owner_rank: the earlier rank that owns the shard.
-
-        Returns:
-            The agent's answer, with the slot or the problem.
-
-        Raises:
-            AgentUnreachable: the connection to the agent was lost for too long.
+        """Request an earlier rank's shard, and wait until the agent has loaded it or reports a problem. Valid only
+        after a `Welcome` with `relayout`. Raises AgentUnreachable if the connection was lost for too long.
         """
         ...
 
     def poll(self) -> AgentHalf | None:
-        """Read the agent's half of the shared-memory page, then process received messages.
-
-        Return the half. Return None while the agent is disconnected, or if the page holds no readable half of this
-        generation.
-        """
+        """Read the agent's half of the page, if connected and readable, then process received messages."""
 
     def publish(self, half: RankHalf) -> None:
-        """Write the rank's half of the shared-memory page."""
+        """Write the rank's half of the page."""
 
     def send(self, message: Sent) -> None:
-        """Send a message now, or as soon as the socket accepts it.
-
-        After a reconnect, the link repeats unanswered requests.
-
-        Safe from any thread.
-        """
+        """Send a message as soon as the socket accepts it. Reconnects repeat requests. Safe from any thread."""
 
     def hint(self, message: Boundary | Capturing) -> None:
-        """Send a message whose loss is harmless. The link never sends it again. Safe from any thread."""
+        """Send a message whose loss is harmless, once. Safe from any thread."""
 
     def hold(self, message: Boundary | IdleSpans) -> None:
-        """Queue a message until the next `send` or `let_go`, so that the agent wakes up only once.
-
-        Messages keep their order. Without a connection, or while the socket accepts no bytes, a `Boundary` is dropped.
-        Safe from any thread.
+        """Queue a message until `send` or `let_go`, so that the agent wakes up only once. Safe from any thread. Without
+        a connection, or while the socket accepts no bytes, a `Boundary` is dropped.
         """
 
     def let_go(self) -> None:
         """Send the messages that `hold` has queued. Safe from any thread."""
 
-    def wait(self, seconds: float) -> None:
-        """Wait until the agent sends a message, for at most `seconds`."""
+    def wait(self, seconds: float) -> None: ...
 
     def close(self) -> None:
-        """Close the connection, after sending those waiting messages that the socket accepts immediately."""
+        """Close the connection, after sending the messages that the socket accepts immediately."""
 
 
 class NullLink:
-    """Link without an agent, for a script that runs under plain torchrun or alone.
-
-    Its methods do nothing or return empty results, so the session takes no snapshots.
-    """
+    """Link of a script without an agent. Its methods do nothing or return empty results."""
 
     generation = Generation(0)
     has_agent = False
@@ -213,15 +160,8 @@ class NullLink:
 
 
 class UnixAgentLink:
-    """Connection of a rank to its node's agent.
-
-    Args:
-        path: path of the agent's socket.
-        hello: identity of this rank. The rank sends it on every new connection.
-        welcome_seconds: seconds for which the rank tries to connect at its start, for example while the agent restarts.
-            Once connected, the rank waits without a limit while the agent fetches the snapshot.
-        clock: monotonic clock, in seconds.
-        open_socket: returns a new unix socket, for each connection.
+    """Connection of a rank to its node's agent. `hello` is sent on every new connection. For `welcome_seconds`, the
+    rank tries to connect at its start. Once connected, it waits for the snapshot without a limit.
     """
 
     has_agent = True
@@ -243,21 +183,14 @@ class UnixAgentLink:
         self._lock = threading.RLock()
         self._socket: socket.socket | None = None
         self._is_new = True
-        """True until the agent has sent its first message on the present connection."""
         self._inbox = bytearray()
         self._files: list[int] = []
-        """Descriptors that have arrived before the whole message to which they belong."""
         self._outbox = bytearray()
         self._held = b""
         self._received_count = 0
-        """Number of messages received from the agent."""
         self._welcome: Arriving | Welcome | None = None
-        """The agent's newest message about the snapshot to restore.
-
-        After a `Welcome`, the agent sends no further such message.
-        """
+        """The agent's newest message about the snapshot to restore; the last one is a `Welcome`."""
         self._wanted: FetchShard | None = None
-        """Unanswered request for an earlier rank's shard; None if the agent has answered."""
         self._fetched: FetchedShard | None = None
         self._page: memoryview | None = None
         self._word: AgentHalf | None = None
@@ -285,36 +218,15 @@ class UnixAgentLink:
         return self._read() or self._word
 
     def welcome(self) -> Arriving | Welcome:
-        """Return the newest message about the snapshot to restore, waiting for the first one.
-
-        `init` and `restore` call this. If the memory of nodes contains all shards, the agent first sends `Arriving`, as
-        soon as the snapshot's index has arrived. In any case it sends `Welcome` when every node has verified its
-        shards.
-
-        Returns:
-            The message, which names the slot to restore from.
-
-        Raises:
-            AgentUnreachable: the rank was not connected for `welcome_seconds`.
-            StaleGeneration: the agent runs a different generation.
-        """
         if self._welcome is None:
             self.watch(lambda _: self._welcome is not None)
         assert self._welcome is not None
         return self._welcome
 
     def watch(self, is_enough: Callable[[AgentHalf | None], bool]) -> None:
-        """Poll until `is_enough` accepts the agent's half of the page.
-
-        Between two polls, the call waits until the agent sends a message. The session makes this call only before the
-        first step.
-
-        Args:
-            is_enough: receives the result of `poll`, and returns True to end the wait.
-
-        Raises:
-            AgentUnreachable: the rank was not connected for `welcome_seconds`.
-            StaleGeneration: the agent runs a different generation.
+        """Poll until `is_enough` accepts the agent's half of the page, before the first step. Raises AgentUnreachable
+        if the rank was not connected for `welcome_seconds`, and StaleGeneration if the agent runs a different
+        generation.
         """
         deadline = self._clock() + self._welcome_seconds
         while True:
@@ -426,10 +338,7 @@ class UnixAgentLink:
                 self._page = None
 
     def forget(self) -> None:
-        """Close the socket without sending.
-
-        A forked child calls this. Otherwise the child would keep the connection open after the rank has closed it.
-        """
+        """Close the socket in a forked child, which would otherwise keep the connection open."""
         if self._socket is not None:
             os.close(self._socket.detach())
             self._socket = None
@@ -549,7 +458,7 @@ class UnixAgentLink:
         return isinstance(message, SlotsRefused) or message.capacity_bytes >= request.capacity_bytes
 
     def _repeat(self) -> None:
-        """After a reconnect, write the page and send the messages again that the agent may have lost in a restart."""
+        """Write the page and send the messages again that the agent may have lost in a restart."""
         assert self._page is not None
         if self._half is not None:
             write_rank_half(self._page, self._half)
@@ -566,14 +475,8 @@ class UnixAgentLink:
 
 
 class ReplayLink(UnixAgentLink):
-    """Connection of a rank that rehearses. Until the replay ends, it neither reads nor sends anything.
-
-    Args:
-        path: path of the agent's socket.
-        hello: identity of this rank.
-        welcome_seconds: as in `UnixAgentLink`.
-        kept: the rank's own snapshot, from which the replay begins.
-        is_child: whether the rank itself waits for this process, which then never talks to the agent.
+    """Connection of a rank that rehearses. Until the replay ends, it neither reads nor sends anything. The replay
+    begins from the snapshot `kept`. With `is_child`, this process never talks to the agent.
     """
 
     def __init__(
@@ -585,7 +488,7 @@ class ReplayLink(UnixAgentLink):
         self._has_ended = threading.Event()
 
     def end_replay(self) -> Welcome:
-        """Connect to the agent, and return what it says about the generation's base. Raises as `welcome`."""
+        """Connect to the agent, and return its message about the generation's base. Raises as `welcome`."""
         self._has_ended.set()
         welcome = super().welcome()
         assert isinstance(welcome, Welcome)  # no load is under way while the generation trains
@@ -615,10 +518,7 @@ class ReplayLink(UnixAgentLink):
 
 
 def _sendable(message: Sent) -> Sent:
-    """Return a message whose reason is short enough to send and contains only valid characters.
-
-    The reason is often the text of a script's exception, of any length and with any characters.
-    """
+    """Cut and clean a reason, which is often the text of a script's exception."""
     match message:
         case Abandoned(reason=reason):
             return msgspec.structs.replace(message, reason=cut(reason, MAX_REASON_CHARACTERS))
@@ -629,7 +529,7 @@ def _sendable(message: Sent) -> Sent:
 
 
 class _OpenFile(str):
-    """A path under which this process can open a file that it has received. The file stays open as long as the path."""
+    """A path under which this process can open a received file, which stays open as long as the path."""
 
     _descriptor: int
 

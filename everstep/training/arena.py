@@ -1,7 +1,4 @@
-"""Provides prefaulted host memory (an arena) for the tensors that a restore creates.
-
-A new optimizer has no state tensors yet, so a restore must create them. The first access to newly allocated memory is
-slow, so a background thread accesses the arena's memory in advance (it prefaults the memory).
+"""Provides prefaulted host memory for the tensors that a restore creates, because a first access to memory is slow.
 
 Invariant: each tensor has its own storage, so a script can save, send or drop a tensor independently. The mapping is
 freed with its last tensor.
@@ -20,11 +17,7 @@ HUGE_PAGE_BYTES = 2 * 1024 * 1024
 
 
 class Arena:
-    """A memory mapping that allocates tensors one after another, from its beginning.
-
-    Args:
-        size: size in bytes. Round each tensor's size up with `align`.
-    """
+    """A memory mapping that allocates tensors one after another. Its size counts each tensor rounded up by `align`."""
 
     def __init__(self, size: int) -> None:
         self._map = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -34,17 +27,11 @@ class Arena:
             prefer_huge(self._address, len(self._map))
 
     def prefault(self) -> None:
-        """Allocate the mapping's pages, as huge pages where the kernel supports them.
-
-        Called in a background thread.
-        """
+        """Allocate the mapping's pages, as huge pages where possible. Called in a background thread."""
         populate(self._address, len(self._map), is_written=True)
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor | None:
-        """Return a new tensor of zeros in the memory of this arena.
-
-        Return None if the tensor is empty or the arena is full.
-        """
+        """Return a tensor of zeros in this memory; None if it is empty or the arena is full."""
         size = shape.numel() * dtype.itemsize
         if size == 0 or self._offset + size > len(self._map):
             return None

@@ -1,7 +1,4 @@
-"""Finds the values that a script's objects keep in their attributes, and that change while it trains.
-
-Examples are the hidden state of a module, a dropout rate, and the epoch of a sampler.
-"""
+"""Finds values in the attributes of a script's objects that change in training, such as a hidden state."""
 
 from __future__ import annotations
 
@@ -25,43 +22,34 @@ from everstep.training.parts import HOOKS, LIBRARIES, MAX_PARTS, OF_MODULES, fin
 from everstep.training.state_tree import PLAIN_CLASSES, Tree
 
 MAX_ATTRIBUTE_BYTES: Final = 16 * 1024 * 1024
-"""Size of the largest tensor in an attribute that a snapshot contains. Larger ones are usually caches."""
+"""Larger tensors in attributes are usually caches."""
 _NEUTRAL: Final = (
     *("torch.nn.modules.", "torch.ao.nn.", "torch.utils.data.", "torch.distributed.fsdp."),
     *("abc", "builtins", "collections.abc", "typing"),
 )
-"""Modules whose classes do not tell whether a subclass is the script's."""
 _SEARCHED: Final = (*rng.GENERATORS, list, tuple, dict)
 MODULE_DEPTH: Final = 4
-"""Number of levels below a module's attribute that the search for random generators follows."""
+"""Levels below a module's attribute that the search for random generators follows."""
 _SCALARS: Final = (bool, int, float, str)
 _FUNCTIONS: Final = (FunctionType, BuiltinFunctionType, MethodType, partial, type, Enum)
-"""Kinds of attributes that decide what a module computes, and that no snapshot contains."""
 _call = cast("Callable[[Callable[[dict[str, Any]], tuple[Any, ...]], dict[str, Any]], tuple[Any, ...]]", operator.call)
 _LATE: Final = object()
-"""Mark of an attribute that an object got after `init`."""
 _Kinds: TypeAlias = tuple[type, ...]
 _TORCH: Final[_Kinds] = (float, type(None))
 _LIBRARY: Final[_Kinds] = (float, list, tuple, torch.Tensor)
 _SCRIPT: Final[_Kinds] = (*_LIBRARY, bool, int, str, type(None))
-"""Kinds of values that are watched in modules of a torch class, of a library's class, and of the script's class."""
+"""Watched values in modules of a torch class, of a library's class, and of the script's class."""
 
 
 class Attributes:
-    """The attributes that changed since this object was created: plain values, and tensors that are not buffers.
-
-    Attributes with other values, such as objects of the script, are not included. Of modules of torch and of libraries,
-    only numbers, tensors and their lists are included; of torch's wrappers and of libraries' other objects, nothing is.
-
-    Args:
-        objects: modules or other objects, each by a name that is the same in each launch.
-        max_items: length of the longest list that a snapshot contains.
+    """The attributes that changed since this object was created: plain values, and tensors that are not buffers. Of
+    modules of torch and of libraries, only numbers, tensors and their lists are included; of torch's wrappers and of
+    libraries' other objects, nothing. Object names are the same in each launch. `max_items` limits the length of lists.
     """
 
     def __init__(self, objects: Iterable[tuple[str, object]], *, max_items: int = MAX_PARTS) -> None:
         self._max_items = max_items
         self._initial: dict[tuple[str, str], object] = {}
-        """Mark of each watched attribute at the creation, by the object's name and the attribute's."""
         self._watch(dict(objects), is_first=True)
 
     def follow(self, objects: Iterable[tuple[str, object]]) -> None:
@@ -69,14 +57,8 @@ class Attributes:
         self._watch(dict(objects), is_first=False)
 
     def observe(self, *, is_within: bool = False) -> dict[str, Tree]:
-        """Find the changed attributes. Called for every snapshot.
-
-        Args:
-            is_within: whether a pass over the data runs. A restart repeats the pass, which makes the long lists of a
-                sampler again, so the result omits them. The script may have changed the others for the next pass.
-
-        Returns:
-            The values of the changed attributes, by the object's name and the attribute's.
+        """Return the changed attributes, by object and attribute. With `is_within`, a pass over the data runs. A
+        restart repeats it, which makes a sampler's long lists again, so the result omits them.
         """
         if sum(map(len, self._growing)) != self._count:
             self._watch(self._objects, is_first=False)
@@ -102,7 +84,7 @@ class Attributes:
         return found
 
     def copy(self) -> dict[str, Tree]:
-        """Return copies of the changed attributes, which later changes do not affect."""
+        """Return copies of the changed attributes."""
         return cast("dict[str, Tree]", copied(self.observe()))
 
     def load(self, saved: Mapping[str, Any]) -> None:
@@ -160,9 +142,7 @@ def objects_of_script(roots: Iterable[object], *, besides: Iterable[object] = ()
 
 def generators_of(modules: Iterable[torch.nn.Module]) -> list[rng.Generator]:
     """Return the random generators that modules hold, also in lists, in objects of the script, and in its classes.
-
-    Other objects of libraries are not searched, because they hold generators of their own, for example of process
-    groups.
+    Objects of libraries are not searched, because they hold generators of their own, for example of process groups.
     """
     values = (each for module in modules for each in (*values_of(module), *_of_class(type(module))))
     roots = [each for each in values if isinstance(each, _SEARCHED) or _is_of_script(each) or _is_function(each)]
@@ -178,10 +158,7 @@ def _is_function(value: object) -> bool:
 
 
 def functions_of(modules: Iterable[torch.nn.Module]) -> list[object]:
-    """Return marks of the functions that modules call: hooks of modules and parameters, and functions in attributes.
-
-    No snapshot contains functions. Two lists differ if a function was added, removed or replaced by other code.
-    """
+    """Return marks of the hooks and functions that modules call. They differ if one was added, removed or replaced."""
     found: list[object] = []
     for number, module in enumerate(modules):
         held = vars(module)
@@ -196,7 +173,7 @@ def functions_of(modules: Iterable[torch.nn.Module]) -> list[object]:
 
 
 def _code(function: object) -> object:
-    """Return what two functions of the same code have in common, although a script may create them anew."""
+    """Return what two functions of the same code have in common."""
     while isinstance(function, (partial, MethodType)):
         function = function.func if isinstance(function, partial) else function.__func__
     if isinstance(function, FunctionType):
@@ -214,7 +191,7 @@ def _is_of_script(value: object) -> bool:
 
 
 def _origin(kind: type) -> _Kinds | None:
-    """Return which kinds of values are watched in objects of a class. None for wrappers and objects of libraries."""
+    """Return the kinds of watched values in a class's objects. None for wrappers and objects of libraries."""
     own = [each for each in kind.__mro__ if each not in (object, torch.nn.Module)]
     others = [each for each in own if not each.__module__.startswith(_NEUTRAL)]
     if any(each.__module__.startswith("torch.") for each in others):
@@ -227,7 +204,6 @@ def _origin(kind: type) -> _Kinds | None:
 
 
 def _mark(value: object) -> object:
-    """Return what shows whether a value is still the same."""
     if isinstance(value, torch.Tensor):
         return _TensorMark(value, 0 if value.is_inference() else value._version)
     return [*map(_mark, value)] if isinstance(value, (list, tuple)) else value

@@ -2,9 +2,6 @@
 
     payload of a slot:  tensor 0 │ zeros to 64 │ tensor 1 │ … │ index
 
-The index contains the names, dtypes, shapes and offsets of the tensors, and all values of the step that are not
-tensors.
-
 Invariant: equal states produce equal payloads, byte for byte, including the zeros between tensors.
 """
 
@@ -31,39 +28,23 @@ class StateTensor:
 
     name: str
     tensor: torch.Tensor
-    """The tensor object itself, never a view of it. Its version and address show whether it changed.
-
-    A tensor on the meta device does not exist yet.
-    """
+    """The tensor object itself, whose version and address show changes; on the meta device if it does not exist yet."""
     is_deferred: bool
-    """True if only optimizer steps change the tensor.
-
-    After a step, the copier may then copy the tensor in the background, during the next forward and backward pass.
-    """
+    """Whether only optimizer steps change the tensor, so that the copier may copy it in the background."""
     wrapper: torch.Tensor | None = None
-    """The tensor that the script uses, if it is a wrapper (a DTensor) and `tensor` is the memory inside it.
-
-    Torch counts changes only in the wrapper's version.
-    """
+    """The script's DTensor if `tensor` is the memory inside it. Torch counts changes only in the wrapper's version."""
     is_frozen: bool = False
-    """True if the script declares that training does not change the tensor (see `TensorEntry.is_frozen`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CapturePlan:
-    """The plan of a snapshot: the list of tensors to copy into a slot, and the offset of each tensor in the slot.
-
-    The `Snapshotter` makes a new plan when a tensor appears, disappears or changes its shape.
-    """
+    """The tensors to copy into a slot, and their offsets. A new shape or a missing tensor needs a new plan."""
 
     entries: tuple[TensorEntry, ...]
     gaps: tuple[tuple[int, int], ...]
-    """Ranges of the payload between tensors. The rank fills them with zeros, because old bytes would change the digest.
-    """
+    """Ranges between tensors. The rank fills them with zeros, because old bytes would change the digest."""
     index_offset: int
     index: IndexWriter
-    """Writes the index at the end of the payload: names and places of the tensors, and all other values of each
-    step."""
 
     @classmethod
     def make(
@@ -71,16 +52,7 @@ class CapturePlan:
         tensors: Iterable[StateTensor],
         parts: Mapping[str, tuple[TensorPart, ...]] | None = None,
     ) -> CapturePlan:
-        """Make a new capture plan, which lists the current tensors of the state and their offsets in a slot.
-
-        Args:
-            tensors: every tensor of the state, in the order in which slots store them.
-            parts: the boxes (pieces of whole parameters or optimizer states) that a tensor holds, by the tensor's name.
-                A tensor without an entry is a whole parameter or optimizer state.
-
-        Returns:
-            The plan.
-        """
+        """Make a plan of all tensors in slot order. `parts` has boxes of those that are not whole logical tensors."""
         entries, gaps, offset, named = [], [], 0, parts or {}
         for state in tensors:
             tensor = state.tensor
@@ -101,14 +73,11 @@ class CapturePlan:
         return cls(tuple(entries), tuple(gaps), offset, IndexWriter(tuple(entries)))
 
     def fits(self, tensors: Sequence[StateTensor]) -> bool:
-        """Return whether this capture plan still fits these tensors.
-
-        It fits if names, dtypes, shapes and `is_deferred` are the same, in the same order.
-        """
+        """Return whether names, dtypes, shapes and `is_deferred` are those of the plan, in the same order."""
         return len(tensors) == len(self.entries) and self.fits_at(0, tensors)
 
     def fits_at(self, first: int, tensors: Sequence[StateTensor]) -> bool:
-        """Return whether these tensors match the entries of this capture plan, beginning with entry `first`."""
+        """Return whether these tensors match the plan's entries from `first` on."""
         entries = self.entries[first : first + len(tensors)]
         return len(entries) == len(tensors) and all(
             entry.name == state.name
@@ -119,24 +88,16 @@ class CapturePlan:
         )
 
     def capacity_bytes(self, values: bytes) -> int:
-        """Return the payload size in bytes that the rank requests from its agent for slots of this state.
-
-        The size includes a reserve, because the plain values of later steps may be longer.
-        """
+        """Return the payload size to request, with a reserve for longer plain values of later steps."""
         return align(self.index_offset + max(MIN_INDEX_ROOM_BYTES, 4 * self.index.size(values)))
 
     def fits_into(self, capacity_bytes: int, values: bytes) -> bool:
-        """Return whether the plan's tensors and the plain values (`values`, encoded) fit into `capacity_bytes`."""
+        """Return whether the plan's tensors and the encoded plain values fit into `capacity_bytes`."""
         return self.index_offset + self.index.size(values) <= capacity_bytes
 
 
 class SlotMemory:
-    """The payload of one slot, mapped into this process, with a view for each tensor of the capture plan.
-
-    Args:
-        path: the slot file.
-        capacity_bytes: size of the payload.
-    """
+    """The payload of one slot, mapped into this process."""
 
     def __init__(self, path: Path, capacity_bytes: int) -> None:
         with path.open("r+b") as file:
@@ -148,15 +109,11 @@ class SlotMemory:
 
     @property
     def span(self) -> tuple[int, int]:
-        """Address and size in bytes of the slot file in this process's memory, including its header."""
+        """Address and size of the mapped slot file, header included."""
         return self.payload.data_ptr() - HEADER_BYTES, len(self._map)
 
     def views(self, plan: CapturePlan) -> list[torch.Tensor]:
-        """Return a view of the slot for each tensor of the capture plan, with the tensor's shape and dtype.
-
-        The first call for a plan writes the bytes that are the same in every snapshot: zeros between tensors, and the
-        beginning of the index.
-        """
+        """Return a view of the slot per tensor. A plan's first call writes the zeros and the index's beginning."""
         if self._plan is not plan:
             self._views = [view_of(self.payload, entry) for entry in plan.entries]
             for begin, end in plan.gaps:
@@ -166,24 +123,18 @@ class SlotMemory:
         return self._views
 
     def write_values(self, plan: CapturePlan, values: bytes) -> int:
-        """Write the values of a step that are not tensors to the end of the index.
-
-        Return the index's size in bytes. Call `views` with the same capture plan first.
-        """
+        """Write a step's plain values to the end of the index, and return the index's size. Call `views` first."""
         assert self._plan is plan
         suffix = plan.index.suffix(values)
         self._write(plan.index_offset + len(plan.index.prefix), suffix)
         return len(plan.index.prefix) + len(suffix)
 
     def bytes_at(self, start: int, stop: int) -> memoryview:
-        """Return the payload's bytes from `start` to `stop`, as a view of the slot."""
+        """Return a view of the payload's bytes."""
         return memoryview(self._map)[HEADER_BYTES + start : HEADER_BYTES + stop]
 
     def prefault(self) -> None:
-        """Allocate all pages of the mapping without changing the content.
-
-        Called in a background thread.
-        """
+        """Allocate all pages of the mapping in a background thread, without changing the content."""
         address, size = self.span
         populate(address, size, is_written=True)
 
@@ -194,15 +145,7 @@ class SlotMemory:
 
 
 def view_of(payload: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
-    """Return the tensor that an index entry describes, as a view of the payload.
-
-    Args:
-        payload: uint8[capacity_bytes].
-        entry: entry of an index that was checked against that capacity.
-
-    Returns:
-        The view. Writing to it writes to the payload.
-    """
+    """Return the tensor of an index entry, which was checked against the capacity, as a view of the payload."""
     dtype: torch.dtype = getattr(torch, entry.dtype)
     assert entry.offset % ALIGNMENT == 0
     return payload[entry.offset : entry.offset + entry.bytes].view(dtype).view(entry.shape)

@@ -1,7 +1,7 @@
 """Copies live tensors into slots in the background, while the script continues to train.
 
-Each started copy has a ticket. Invariant: when the ticket's `join` returns, the copy has ended, with success or an
-error. The caller must not change the copied tensors (the sources) before the ticket's `wait` has returned.
+Invariant: when a ticket's `join` returns, its copy has ended, with success or an error. The caller must not change the
+sources before the ticket's `wait` has returned.
 """
 
 from __future__ import annotations
@@ -21,24 +21,16 @@ import torch
 from everstep.training.capture import SlotMemory
 
 log = logging.getLogger(__name__)
+# A call holds the interpreter's lock for about a microsecond per tensor. The training thread must not wait longer.
 TENSORS_AT_ONCE = 256
-"""Upper limit of tensors per call of torch's copy function.
-
-A call holds the interpreter's lock for about a microsecond per tensor while torch reads the arguments. The limit keeps
-the training thread from waiting longer for the lock.
-"""
 _this_core = ctypes.CDLL(None).sched_getcpu
+# The size of a chunk, so each chunk is still in the cache for its digest. Larger pieces were slower in measurements.
 PIECE_BYTES = 4 * 1024 * 1024
-"""Bytes per copy call while the copier reports progress.
-
-The value is the size of a chunk, so each chunk is still in the processor's cache when its digest is computed. Larger
-pieces were slower in measurements.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """A list of source tensors, and a list of the targets to which the copier copies them."""
+    """Source tensors, and the targets to which the copier copies them."""
 
     sources: Sequence[torch.Tensor]
     targets: Sequence[torch.Tensor]
@@ -46,12 +38,11 @@ class Copies:
 
 Done = Callable[[BaseException | None], None]
 Progress = Callable[[int, int], None]
-"""Function that receives the progress of a copy: the number of complete targets, and the copied bytes of the next one.
-"""
+"""Receives the number of complete targets, and the copied bytes of the next one."""
 
 
 class CopyTicket:
-    """A started copy. Its methods wait until the sources may change, or until the copy has ended."""
+    """A started copy."""
 
     def __init__(self) -> None:
         self._done = threading.Event()
@@ -63,11 +54,7 @@ class CopyTicket:
         self._done.set()
 
     def wait(self) -> None:
-        """Wait until the calling thread may change the copied tensors.
-
-        On a GPU, the call does not block the thread. It makes the thread's CUDA stream wait for the copy, so later work
-        of this stream changes the tensors only after the copy.
-        """
+        """Wait until the calling thread may change the sources. On a GPU, only the thread's CUDA stream waits."""
         self._done.wait()
 
     def join(self) -> None:
@@ -76,59 +63,38 @@ class CopyTicket:
 
     @property
     def hides_sources(self) -> bool:
-        """True while the calling thread captures a CUDA graph.
-
-        The thread must then not read the tensors that are copied, because the read would become part of the graph.
-        """
+        """True while the calling thread captures a CUDA graph, of which a read of the sources would become part."""
         return False
 
 
 class Copier(Protocol):
-    """Copies tensors into slots.
-
-    `CpuCopier` copies host memory. `CudaCopier` copies device memory on its own stream.
-    """
+    """Copies tensors into slots."""
 
     is_prompt: bool
-    """True if a copy starts as soon as `start` is called. False if it first waits for earlier work on a GPU."""
+    """Whether a copy starts immediately. False if it first waits for earlier work on a GPU."""
 
     def copy(self, copies: Copies) -> None:
-        """Copy tensors, and return as soon as the calling thread may change the sources.
-
-        On a GPU, the copy may still run on the thread's CUDA stream afterwards. To wait for its end, call `start`
-        (empty `Copies` suffice), and then `join` of the ticket that `start` returns.
+        """Copy tensors, and return as soon as the calling thread may change the sources. On a GPU, the copy may still
+        run on the thread's CUDA stream. `join` of a later `start` waits for it.
         """
 
     def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
-        """Start to copy tensors in order. The sources must not change until the ticket's `wait` has returned.
-
-        Args:
-            copies: sources and targets in the order of copying, each pair of equal size.
-            done: called once when the copies have ended, from any thread.
-            progress: called from any thread during the copy, as often as the copier chooses, and never after `done`.
-
-        Returns:
-            The ticket, with which the caller waits for this copy.
+        """Start to copy tensors in order. The sources must not change until the ticket's `wait` has returned. From any
+        thread, `done` is called once at the end, and `progress` during the copy, never after `done`.
         """
         ...
 
     def do_later(self, work: Callable[[], object]) -> None:
-        """Run `work` in the copier's thread, after all copies that were started before this call.
-
-        Safe from any thread; never blocks.
-        """
+        """Run `work` in the copier's thread, after all earlier copies. Safe from any thread; never blocks."""
 
     def prepare(self, memory: SlotMemory) -> None:
-        """Prepare a mapped slot in the background, so that later copies into the slot are faster."""
+        """Prepare a mapped slot in the background, so that later copies into it are faster."""
 
     def release(self, memory: SlotMemory) -> None:
         """Release the resources of a slot that no copy will write again."""
 
     def drain(self, limit_seconds: float) -> bool:
-        """Wait for started copies, for at most `limit_seconds`, and return whether they have ended.
-
-        After this call, the copier starts no further copy. Called when a process ends without `close`.
-        """
+        """Wait for started copies, and return whether they have ended. The copier then starts no further copy."""
         ...
 
     def close(self) -> None:
@@ -136,38 +102,28 @@ class Copier(Protocol):
 
 
 class CopierThread:
-    """Background thread that runs the work of a copier in order.
-
-    If a work item raises an error, the thread continues with the next item, because training waits for later items.
-
-    If the node has few cores per rank, the kernel may start the thread on the core of another rank. That rank may be at
-    its boundary and would wait until the next scheduler tick. The thread therefore wakes up on the core of its caller,
-    and runs after the caller. Once it runs, it may move to other cores.
-
-    Args:
-        is_crowded: True when the node has few cores per rank.
+    """Runs the work of a copier in order, in the background. After an error, it continues with the next item. On a node
+    with few cores per rank (`is_crowded`), the kernel may start the thread on the core of another rank, which would
+    wait until the next scheduler tick. The thread therefore wakes up on its caller's core, and then may move.
     """
 
     def __init__(self, *, is_crowded: bool = False) -> None:
         self._is_crowded = is_crowded
         self._waiting: int | None = None
-        """Kernel id of the background thread while it waits for work; None while it works."""
+        """Kernel id of the thread while it waits for work."""
         self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="everstep-copier", daemon=True)
         self._thread.start()
 
     def put(self, work: Callable[[], object]) -> None:
-        """Queue `work`, which the copier's background thread runs after all work that was queued earlier."""
+        """Queue work. Safe from any thread."""
         if self._is_crowded and (waiting := self._waiting) is not None:
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(waiting, {_this_core()})
         self._work.put(work)
 
     def close(self, limit_seconds: float | None = None) -> bool:
-        """End the thread after all queued work, and return whether the thread has ended. Idempotent.
-
-        `limit_seconds` limits the wait for the thread.
-        """
+        """End the thread after all queued work, and return whether it has ended within the limit. Idempotent."""
         self._work.put(None)
         self._thread.join(limit_seconds)
         return not self._thread.is_alive()
@@ -195,17 +151,9 @@ class CopierThread:
             self._waiting = None
 
 
+# A second copier thread would hardly be faster, and would use a core that training needs.
 class CpuCopier:
-    """Copies host memory in one background thread.
-
-    Torch releases the interpreter's lock during a copy, so training continues. A second copier thread would hardly be
-    faster and would use a core that training needs.
-
-    Args:
-        is_crowded: True when the node has few cores per rank (see `CopierThread`).
-        piece_bytes: size of a piece after which the copier reports its progress.
-        tensors_at_once: maximum number of tensors of a piece.
-    """
+    """Copies host memory in one background thread."""
 
     is_prompt = True
 
@@ -259,14 +207,7 @@ class CpuCopier:
 
 
 def copy_now(copies: Copies) -> None:
-    """Copy tensors in the calling thread, many tensors per call of torch.
-
-    Other threads can run during the copies, because torch releases the interpreter's lock.
-
-    Args:
-        copies: sources and targets of equal shapes. If a source or target is on a device, the call returns when its
-            bytes are copied.
-    """
+    """Copy tensors of equal shapes in the calling thread. Other threads can run meanwhile."""
     with torch.no_grad():
         for start in range(0, len(copies.sources), TENSORS_AT_ONCE):
             end = start + TENSORS_AT_ONCE
@@ -276,17 +217,8 @@ def copy_now(copies: Copies) -> None:
 def parts(
     copies: Copies, max_bytes: int = PIECE_BYTES, max_tensors: int = TENSORS_AT_ONCE
 ) -> Iterator[tuple[Copies, int, int]]:
-    """Divide copies into pieces of about `max_bytes`, and yield the pieces in order.
-
-    A piece consists of many small tensors, or of a range of a large tensor.
-
-    Args:
-        copies: copies to divide. A non-contiguous source stays undivided.
-        max_bytes: size of a piece.
-        max_tensors: maximum number of tensors of a piece.
-
-    Yields:
-        The piece, the number of targets that are complete after it, and the bytes of the next target that are copied.
+    """Divide copies into pieces of about `max_bytes`: many small tensors, or a range of a large contiguous tensor.
+    Yields the piece, the number of targets that are complete after it, and the copied bytes of the next target.
     """
     begun = size = 0
     for number, (source, target) in enumerate(zip(copies.sources, copies.targets, strict=True)):

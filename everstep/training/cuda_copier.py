@@ -1,23 +1,19 @@
 """Copies CUDA device memory into slots on a separate stream.
 
-The copier enqueues copies on its own CUDA stream. The order of work on the two streams determines which state a copy
-reads. In the diagram, E₀ and E₁ are CUDA events, and k is the number of the step.
+In the diagram, E₀ and E₁ are CUDA events, and k is the number of the step.
 
     training stream  … step k │ E₀ ─────────── forward, backward of k+1 ────────── wait E₁ │ step k+1 …
     copier's stream           └▶ wait E₀ │ piece │ piece │ … │ E₁ ┘
     copier's thread              enqueues the pieces, waits for an event after every few pieces, reports progress, waits
                                  for E₁
 
-Small and non-contiguous tensors pass through a buffer on the device, the gather buffer (`transfer_plan`).
-
-The copier's thread registers the memory of slots with the driver, piece by piece. Copies to registered pages are as
-fast as copies to pinned pages. Copies to unregistered pages pass through a few pinned buffers that are reused in turn
-(the ring).
+Small and non-contiguous tensors pass through a buffer on the device (`transfer_plan`). The copier's thread registers
+the memory of slots with the driver, piece by piece. Copies to unregistered pages pass through a ring of pinned buffers.
 
 Invariant: once the slots are registered, the training thread waits for the device in three cases only: for an audited
 snapshot (`everstep.training.guard`), if the host would run more than one boundary ahead of the device, and if the
-script captures a CUDA graph during a copy.
-Sources stay alive until their copies have ended. `__init__` allocates all memory.
+script captures a CUDA graph during a copy. Sources stay alive until their copies have ended. `__init__` allocates all
+memory.
 
 Tests run this module with a fake device (`cuda_device`). `make bench-device` measures it on a GPU.
 """
@@ -40,10 +36,7 @@ from everstep.training.transfer_plan import Staging, TransferBatch, TransferPlan
 
 RING_BUFFERS = 2
 NODE_RING_BYTES = 64 * 1024 * 1024
-"""Total bytes of pinned memory for the rings (buffers that are reused in turn) of all ranks of a node.
-
-Except for the slots and the staging (`CopySizes.staging_bytes`), the copiers need no other pinned memory.
-"""
+"""Pinned memory for the rings of all ranks of a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,31 +44,19 @@ class CopySizes:
     """Sizes in which a `CudaCopier` copies, gathers and registers memory."""
 
     piece_bytes: int = 32 * 1024 * 1024
-    """Maximum number of bytes that one copy on the copier's stream transfers.
-
-    The size is large enough for the full transfer rate. Between two copies, other transfers can use the bus.
-    """
+    """Maximum bytes of one copy: enough for the full transfer rate, with room for other transfers in between."""
     small_bytes: int = 256 * 1024
-    """Maximum size in bytes of a tensor that shares one transfer with other tensors.
-
-    A separate copy takes about 5 us to start, as long as the transfer of such a tensor.
-    """
+    """Maximum size of a tensor that shares a transfer with others. A separate copy takes 5 us to start."""
     gather_bytes: int = 8 * 1024 * 1024
-    """Size in bytes of each stream's gather buffer, the device memory in which small tensors are joined for one
-    transfer."""
+    """Device memory per stream, in which small tensors are joined for one transfer."""
     ring_bytes: int = NODE_RING_BYTES
-    """Size in bytes of the ring: pinned buffers, reused in turn, through which copies to unregistered pages pass."""
     staging_bytes: int = 512 * 1024
-    """Size in bytes of the memory through which scalars of the host pass to the device, 64 bytes per scalar."""
+    """Memory through which scalars of the host pass to the device, 64 bytes per scalar."""
     mark_count: int = 64
-    """Maximum number of CUDA events that mark the progress of one copy."""
+    # Larger pieces would hold the driver's locks, which kernel launches need, for longer. The driver rejects a copy to
+    # a partly registered target, and does not document that adjacent pieces count as one.
     registered_bytes: int = 256 * 1024 * 1024
-    """Size in bytes of the pieces of a slot that the copier registers with the driver.
-
-    Registering a larger piece would hold the driver's locks for longer, and kernel launches need these locks too. No
-    copy may cross the end of a piece: the driver rejects a copy whose target is only partly registered, and its
-    documentation does not guarantee that two adjacent pieces count as one.
-    """
+    """Pieces of a slot that the copier registers with the driver. No copy may cross the end of a piece."""
 
 
 SIZES = CopySizes()
@@ -83,41 +64,36 @@ SIZES = CopySizes()
 
 @dataclass(slots=True)
 class _Buffer:
-    """One pinned host buffer of the ring (buffers that are reused in turn), and the copy that fills it."""
+    """A pinned buffer of the ring, and the copy that fills it."""
 
     memory: torch.Tensor
     event: CudaEvent
     target: torch.Tensor | None = None
-    """The range of the slot into which the host copies the buffer's content when the copy from the device has ended.
-
-    None if the buffer is free.
-    """
+    """The range of the slot that receives the content. None if the buffer is free."""
 
 
 @dataclass(slots=True)
 class _Registered:
-    """A mapped slot, whose first pages the copier has registered with the driver, so that copies to them are fast."""
+    """A mapped slot, whose first pages the copier has registered with the driver."""
 
     memory: SlotMemory
     end: int
     piece_bytes: int
-    """Size in bytes of each piece that the copier registers in one call of the driver."""
     pieces: list[int] = field(default_factory=list)
-    """Addresses of the pieces that are registered so far."""
 
     def holds(self, address: int) -> bool:
         begin, size = self.memory.span
         return begin <= address < begin + size
 
     def piece_end(self, address: int) -> int:
-        """Return the end of the piece of the slot that contains `address`. Each piece has `piece_bytes` bytes."""
+        """Return the end of the piece that contains `address`."""
         begin, size = self.memory.span
         return min(begin + size, begin + ((address - begin) // self.piece_bytes + 1) * self.piece_bytes)
 
 
 @dataclass(slots=True)
 class _Mark:
-    """An event in the copier's stream, and the progress that the copy has made when the stream reaches the event."""
+    """An event in the copier's stream, and the progress at this event."""
 
     event: CudaEvent
     complete_count: int = 0
@@ -125,18 +101,6 @@ class _Mark:
 
 
 class _Planner:
-    """Plans the copies on one stream, and keeps the newest plan for the next snapshot.
-
-    Each stream has its own `_Planner` with its own gather buffer. The order of the stream guarantees that the buffer's
-    content is copied before the buffer is filled again.
-
-    Args:
-        device: CUDA device that holds the sources and the buffer.
-        sizes: `gather_bytes` must be a multiple of `ALIGNMENT`.
-        staging: memory for scalars of the host. Pass it only if each copy ends before the next one starts, because all
-            copies share this memory. None: the host copies scalars.
-    """
-
     def __init__(self, device: Device, sizes: CopySizes, staging: Staging | None = None) -> None:
         assert sizes.gather_bytes % ALIGNMENT == 0
         self._device = device
@@ -146,7 +110,7 @@ class _Planner:
         self._plan: TransferPlan | None = None
 
     def plan(self, copies: Copies) -> TransferPlan:
-        """Return the plan for these copies: the newest plan if it fits, else a new one."""
+        """Return the newest plan if it fits, else a new one."""
         if not copies.sources:
             return NOTHING
         if self._plan is None or not self._plan.fits(copies):
@@ -157,16 +121,10 @@ class _Planner:
 
 
 NOTHING = TransferPlan((), (), (), (), Copies((), ()), 0, ())
-"""The plan of a copy without tensors."""
 
 
 class CudaTicket(CopyTicket):
-    """An object with which the code that started a copy on a GPU waits for the end of this copy.
-
-    Args:
-        device: CUDA device on which the event was recorded.
-        event: CUDA event that follows the last piece of the copy in the copier's stream.
-    """
+    """A ticket of a copy on a GPU. `event` follows its last piece."""
 
     def __init__(self, device: Device, event: CudaEvent) -> None:
         super().__init__()
@@ -188,12 +146,7 @@ class CudaTicket(CopyTicket):
 
 
 class CudaCopier:
-    """Copies the tensors of one device into slots. The host copies tensors in host memory, except staged scalars.
-
-    Args:
-        device: CUDA device that holds the sources.
-        sizes: sizes in which the copier copies, gathers and registers memory.
-    """
+    """Copies the tensors of one device into slots. The host copies tensors in host memory, except staged scalars."""
 
     is_prompt = False
 
@@ -210,20 +163,14 @@ class CudaCopier:
         self._turn = 0
         self._last: CudaTicket | None = None
         self._registered: dict[int, _Registered] = {}
+        # The driver can reject a copy into a piece that is being registered with `cudaErrorInvalidValue`.
         self._registering = threading.Lock()
-        """The copier's thread holds it while it registers or unregisters a piece of a slot.
-
-        The training thread holds it while it enqueues a copy, because the driver can reject a copy into such a piece
-        with `cudaErrorInvalidValue`.
-        """
+        """Held while a thread registers, unregisters, or enqueues a copy."""
         self._thread = CopierThread()
         self._thread.put(lambda: device.enter_thread(self._stream))
 
     def copy(self, copies: Copies) -> None:
-        """Copy tensors on the training thread's own stream, instead of the copier's stream.
-
-        Later work of this stream, and the copies of the next `start`, run after this copy.
-        """
+        """Copy tensors on the training thread's own stream. Its later work and later copies run after this copy."""
         plan = self._planner_now.plan(copies)
         copy_now(_on_host(copies, plan))
         for batch in plan.batches:
@@ -248,10 +195,7 @@ class CudaCopier:
         self._thread.put(work)
 
     def prepare(self, memory: SlotMemory) -> None:
-        """Register the slot's memory with the CUDA driver in the background, so that copies to it are fast.
-
-        The copier's thread registers one piece at a time, so a copy waits for one piece at most.
-        """
+        """Register the slot's memory in the background, piece by piece, so that a copy waits for one piece at most."""
         # The driver registers the slot in pieces. Add the slot to the table first, so that `_cut` divides every later
         # copy at the ends of these pieces.
         self._registered[memory.span[0]] = _Registered(memory, memory.span[0], self._sizes.registered_bytes)
@@ -301,21 +245,14 @@ class CudaCopier:
             ticket.finish(error)
 
     def _finish(self) -> None:
-        """Wait for copies that were enqueued before an error.
-
-        Without this wait, a copy could write after the error was reported. By then, the slot may receive another step,
-        and the guard no longer protects the sources.
-        """
+        """Wait for copies from before an error, which could otherwise write into the slot of another step."""
         with contextlib.suppress(Exception):
             # Ignore errors of the driver: they mean that the device failed, so it writes nothing more into the slot.
             self._end.record(self._stream)
             self._end.synchronize()
 
     def _enqueue_all(self, copies: Copies, plan: TransferPlan, *, is_marked: bool) -> list[_Mark]:
-        """Enqueue the copies of the tensors on the GPU.
-
-        If `is_marked`, the method records a CUDA event after every few pieces, which marks the progress.
-        """
+        """Enqueue the copies on the GPU. With `is_marked`, record an event after every few pieces."""
         piece_bytes = self._sizes.piece_bytes
         apart = max(piece_bytes, -(-sum(target.nbytes for target in copies.targets) // self._sizes.mark_count))
         free, marks, passed = iter(self._marks), [], 0
@@ -415,10 +352,6 @@ class CudaCopier:
 
 
 def _cut(target: torch.Tensor, slot: _Registered | None) -> Iterator[slice]:
-    """Divide a range of a slot, uint8[n], into parts, and yield them in order.
-
-    Each part lies within one of the ranges of the slot that the copier registers with the driver one by one.
-    """
     begin, done = target.data_ptr(), 0
     while done < target.numel():
         end = target.numel() if slot is None else min(target.numel(), slot.piece_end(begin + done) - begin)

@@ -12,7 +12,7 @@ from everstep.training.transfer_plan import Gathering
 
 
 class CudaEvent(Protocol):
-    """A mark in a CUDA stream. The stream reaches the mark after all work that was enqueued earlier."""
+    """A mark in a CUDA stream."""
 
     def record(self, stream: Any) -> None:
         """Place this event in `stream`, after all work that was enqueued so far."""
@@ -26,18 +26,14 @@ class CudaEvent(Protocol):
 
 
 class Device(Protocol):
-    """Device calls that the copier needs. `CudaDevice` implements them; tests use a fake."""
+    """Device calls that the copier needs."""
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether the tensor is on this device."""
         ...
 
     def enter_thread(self, stream: Any) -> None:
-        """Prepare the calling thread for device calls.
-
-        The method selects the device, and `stream` as the thread's current stream. It also selects a mode in which the
-        thread's calls do not invalidate a graph that the script captures.
-        """
+        """Select the device and the thread's stream. Later calls do not invalidate a graph that the script captures."""
 
     def new_stream(self) -> Any:
         """Return a new stream of this device."""
@@ -50,20 +46,17 @@ class Device(Protocol):
         ...
 
     def new_event(self) -> CudaEvent:
-        """Return a new CUDA event that records no times."""
+        """Return a new event that records no times."""
         ...
 
     def wait(self, stream: Any, event: CudaEvent) -> None:
         """Make a stream wait for an event that has been recorded."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Enqueue a copy between the device and host memory on the thread's current stream.
-
-        If the host memory is neither registered nor pinned, the call returns after the copy.
-        """
+        """Enqueue a copy between device and host. If the host memory is not pinned, return after the copy."""
 
     def gather(self, gathering: Gathering) -> None:
-        """Enqueue the copies of tensors into the gather buffer on the thread's current stream."""
+        """Enqueue the copies into the gather buffer on the thread's current stream."""
 
     def buffer(self, size: int) -> torch.Tensor:
         """Allocate device memory, uint8[size]."""
@@ -82,14 +75,10 @@ class Device(Protocol):
 
 
 _NON_BLOCKING = 1
-"""Flag for a stream that runs independently of the default stream."""
 
 
 class CudaDevice:
-    """A CUDA device.
-
-    `index` is the device's index in `torch.cuda`.
-    """
+    """The CUDA device with this index in `torch.cuda`."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -156,8 +145,5 @@ class CudaDevice:
 
 @functools.cache
 def cuda_runtime() -> ctypes.CDLL:
-    """Return the CUDA runtime that torch has loaded.
-
-    The dynamic loader finds the library by its soname, independent of its path.
-    """
+    """Return the CUDA runtime that torch has loaded. The dynamic loader finds it by its soname."""
     return ctypes.CDLL(f"libcudart.so.{(torch.version.cuda or '').split('.')[0]}")

@@ -1,11 +1,6 @@
-"""Records the steps of one pass of a determinism check, and ends the pass after its last step.
+"""Records the steps of one pass of a determinism check (`everstep.determinism`), and ends the pass after its last step.
 
-A determinism check (`everstep.determinism`) runs the same steps three times. Each run is a pass.
-
-`init` creates one `DeterminismCheck` per process and attaches it to the session. The session then reports each batch,
-optimizer step, logged value and finished step to the check. The rank trains without its agent. In pass 1, the check
-stores a snapshot of one step (the kept step), in the format of a slot. In passes 2 and 3, the session restores this
-snapshot as it would restore a snapshot from the agent.
+The rank trains without its agent. Pass 1 stores a snapshot of the kept step, which passes 2 and 3 restore.
 
 Invariant: the check ends with a report about three complete records, or with an error.
 """
@@ -49,7 +44,7 @@ from everstep.training.script import Environment, output_dir
 from everstep.training.state import RankState
 
 RUN = RunId("0" * 32)
-"""Run id in the slot header of the check's snapshot, because a script that runs outside of Everstep has no run id."""
+"""Run id in the check's slot header, because a script outside of Everstep has none."""
 _RECORDS = msgspec.json.Decoder(Record)
 if PASS_VARIABLE in os.environ:
     # Record calls of the clock, of OS entropy and of directory listings from the import on, because the script may
@@ -58,17 +53,13 @@ if PASS_VARIABLE in os.environ:
 
 
 class CheckLink(NullLink):
-    """Stands in for a rank's agent during a determinism check, and names the step to restore.
-
-    Args:
-        current: the pass (one of the check's three runs of the same steps) that this process makes.
-    """
+    """Stands in for the agent during a determinism check, and names the step to restore."""
 
     def __init__(self, current: Pass) -> None:
         self._pass = current
 
     def welcome(self) -> Welcome:
-        """Return the step to restore. The check's first run (pass 1) restores none; later runs restore `kept_step`."""
+        """Return the step to restore: none in pass 1, later `kept_step`."""
         if self._pass.number <= 1:
             return super().welcome()
         return Welcome(
@@ -80,39 +71,23 @@ class CheckLink(NullLink):
 
 
 class DeterminismCheck:
-    """The determinism check of one rank, during one of the check's three passes (runs of the same steps).
-
-    Args:
-        current: the pass that this process makes.
-        environment: the rank's environment.
-    """
+    """The determinism check of one rank during one pass."""
 
     def __init__(self, current: Pass, environment: Environment) -> None:
         self.link = CheckLink(current)
         self.environment = dataclasses.replace(environment, run=RUN, generation=Generation(0))
-        """The rank's environment, with the run id and the generation that the check uses."""
         self._pass = current
         self._state: RankState | None = None
         self._recorder: Recorder | None = None
         self._has_ended = False
         self._private: dict[str, tuple[rng.Generator, str]] = {}
-        """Generators that no snapshot contains, each with the digest of its state at the kept step."""
+        """Generators that no snapshot contains, with the digest of their state at the kept step."""
 
     @classmethod
     def read(cls, environment: Environment) -> DeterminismCheck | None:
-        """Return the check of this process, or None if the job is no determinism check.
-
-        A check runs the same steps three times, in three passes. In the process that the launcher started, the call
-        does not return, because it starts pass 1 by an exec.
-
-        Args:
-            environment: the rank's environment.
-
-        Returns:
-            The check at the start of the pass that this process runs.
-
-        Raises:
-            SessionMisuse: the number of steps is not valid.
+        """Return the check of this process at the start of its pass; None without a check. In the process that the
+        launcher started, it does not return but starts pass 1. Raises SessionMisuse if the number of steps is not
+        valid.
         """
         current = Pass.read()
         if current is None:
@@ -133,11 +108,7 @@ class DeterminismCheck:
         return self._recorder
 
     def restored(self, step: int) -> None:
-        """Record the state after the restore. Called once, when the script has restored.
-
-        Args:
-            step: the restored step; 0 in pass 1, which starts from the state that the script builds.
-        """
+        """Record the state after the restore of `step`, 0 in pass 1."""
         self._records.record.calls[START] = calls.drain()
         self._records.restored(step)
 
@@ -146,11 +117,7 @@ class DeterminismCheck:
         self._records.logged(values)
 
     def boundary(self, step: int) -> None:
-        """Record the state after a step. After the last step of this run of the check, end the run and do not return.
-
-        Args:
-            step: number of finished steps.
-        """
+        """Record the state after a step. After the last step, end the pass and do not return."""
         self._records.boundary(step)
         self._records.record.calls.setdefault(step, []).extend(calls.drain())
         if self._pass.number == 1 and step == self._pass.kept_step:
@@ -159,10 +126,7 @@ class DeterminismCheck:
             self.end()
 
     def end(self) -> None:
-        """Store the record of this pass (run of the same steps). Start the next pass; after the last pass, report.
-
-        The call does not return, because it replaces or ends the process. After an error, further calls do nothing.
-        """
+        """Store the record, and start the next pass or report. Does not return. After an error, it does nothing."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -178,7 +142,6 @@ class DeterminismCheck:
         self._report()
 
     def _received(self, name: str, item: object) -> object:
-        """Record a batch that the script receives, and return the batch without its `BatchTrace` (digests)."""
         batch, trace = untraced(item)
         recorder = self._records
         if trace is None:
@@ -195,10 +158,6 @@ class DeterminismCheck:
         return batch
 
     def _keep(self, step: int) -> None:
-        """Save the state at this step, from which the check's passes 2 and 3 start.
-
-        The check compares only values from this step on, so it deletes the values that it recorded for earlier steps.
-        """
         assert self._state is not None
         keep(self._pass.state, self._state, self.environment, step)
         self._records.record.calls = {START: self._records.record.calls.get(START, [])}
@@ -207,7 +166,7 @@ class DeterminismCheck:
         self._private = {name: (each, _state_digest(each)) for name, each in find_private(kept).items()}
 
     def _report(self) -> None:
-        """Compare the passes over the same steps, write this rank's report, print the result, exit with code 0."""
+        """Compare the passes, write this rank's report, print the result, exit with code 0."""
         records = [_RECORDS.decode(line) for line in self._pass.records.read_bytes().splitlines()]
         if len(records) != PASS_COUNT:
             raise SessionMisuse(f"the determinism check has {len(records)} records of {PASS_COUNT} passes")

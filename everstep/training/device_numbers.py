@@ -1,14 +1,12 @@
 """Reads logged values that a GPU is still computing, without making training wait.
 
-The rank enqueues a copy of each value to pinned host memory. The copy runs after the computation of the value. The rank
-reads the value when the copy has ended. A record consists of the values of one log call.
-
     log(loss=…)       training stream  … backward │ copy to pinned memory │ event
     boundary, log     pass on each record whose event is reached, in the order of the log calls
     close             wait, then pass on all records
 
-Invariant: only `close` makes the training thread wait for the device. Each value whose copy has not ended occupies a
-place in the pinned memory. If no place is free, the module drops the record and counts it.
+A record consists of the values of one log call. If no place of the pinned memory is free, it is dropped and counted.
+
+Invariant: only `close` makes the training thread wait for the device.
 """
 
 from __future__ import annotations
@@ -26,17 +24,17 @@ from everstep.training.cuda_device import CudaDevice, CudaEvent, Device
 from everstep.training.metrics import MetricRing, numbers
 
 PLACES: Final = 1024
-"""Default maximum number of values per device that are still being computed or copied to host memory."""
+"""Values per device that are still being computed or copied."""
 _NUMBER_BYTES: Final = 8
 
 
 def cuda_device_of(tensor: torch.Tensor) -> Device | None:
-    """Return the CUDA device of a tensor, or None for a tensor in CPU memory, which needs no synchronization."""
+    """Return the CUDA device of a tensor, or None for a tensor in CPU memory."""
     return CudaDevice(tensor.get_device()) if tensor.is_cuda else None
 
 
 class _Places:
-    """Pinned host memory that receives values of one device, with one place of 8 bytes per value."""
+    """Pinned host memory for values of one device, 8 bytes each."""
 
     def __init__(self, device: Device, count: int) -> None:
         self.device = device
@@ -47,18 +45,16 @@ class _Places:
 
 @dataclass(frozen=True, slots=True)
 class _Coming:
-    """The values of one log call (a record) that one device is still computing or copying."""
+    """The values of one log call that one device is still computing or copying."""
 
     places: _Places
     taken: Mapping[str, int]
-    """The index in the pinned memory to which the device copies each value, by the value's name."""
+    """Index in the pinned memory by the value's name."""
     event: CudaEvent
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """The values of one log call, with the step and time of the call."""
-
     step: Step
     known: Mapping[str, float]
     coming: tuple[_Coming, ...]
@@ -66,17 +62,7 @@ class _Record:
 
 
 class DeviceNumbers:
-    """Delays logged values until they have arrived in host memory, then adds them to the ring (the send buffer).
-
-    Used only by the training thread.
-
-    Args:
-        ring: receives each record once its values have arrived, in order.
-        device_of: returns the device of a tensor, or None if the tensor can be read without waiting.
-        now: clock, Unix time in seconds.
-        place_count: maximum number of values per device whose copies have not ended. A single log call with more values
-            enlarges the limit.
-    """
+    """Delays logged values until they are in host memory, in order. Used only by the training thread."""
 
     def __init__(
         self,
@@ -94,15 +80,7 @@ class DeviceNumbers:
         self._records: deque[_Record] = deque()
 
     def add(self, step: Step, values: Mapping[str, float | torch.Tensor]) -> None:
-        """Add the values of one log call.
-
-        Args:
-            step: step of the record.
-            values: numbers, and tensors of one real number.
-
-        Raises:
-            SessionMisuse: a value is not one real number. The error names the value.
-        """
+        """Add the values of one log call. Raises SessionMisuse if a value is not one real number."""
         known, tensors = numbers(values, is_later=lambda tensor: self._device_of(tensor) is not None)
         if any(device is not None and device.is_capturing() for device in map(self._device_of, tensors.values())):
             # Drop the values of a log call inside a graph capture, because they exist only when the graph is replayed.
@@ -125,14 +103,8 @@ class DeviceNumbers:
         self._records.append(_Record(step, known, coming, self._now()))
 
     def settle(self) -> None:
-        """Pass the records whose values have arrived from the device to the send buffer.
-
-        A record holds the values of one log call. Records stay in order: the method stops at the first record with a
-        value that has not arrived. It never waits.
-
-        While the script captures a graph, the method does nothing, because a query of the device would break the
-        capture.
-        """
+        """Pass on the records whose values have arrived, up to the first that has not. Never waits."""
+        # A query of the device would break the capture.
         if any(places.device.is_capturing() for places in self._places.values()):
             return
         while self._records and all(each.event.query() for each in self._records[0].coming):
@@ -145,10 +117,7 @@ class DeviceNumbers:
             self._ring.add(record.step, {**record.known, **arrived}, record.at_seconds)
 
     def close(self) -> None:
-        """Wait until the device has returned all logged values, and pass them to the ring (the send buffer).
-
-        Values that a failed device does not return are counted as dropped.
-        """
+        """Wait for all logged values, and pass them on. Values of a failed device count as dropped."""
         try:
             for record in self._records:
                 for each in record.coming:
@@ -171,7 +140,6 @@ class DeviceNumbers:
 
 
 def _sent(places: _Places, tensors: Mapping[str, torch.Tensor]) -> _Coming:
-    """Enqueue copies of logged values from the GPU to pinned memory, and return the record of these copies."""
     device, stream, event = places.device, places.device.current_stream(), places.device.new_event()
     taken = {name: places.free.pop() for name in tensors}
     for name, place in taken.items():

@@ -1,13 +1,12 @@
 """Checks, before a relayout, that earlier ranks which hold the same piece of a tensor hold the same value.
 
-A relayout reads a piece from any earlier rank that holds it. If a script keeps other parameters on each rank, this
-would replace the parameters of some ranks. The ranks therefore compare digests of all earlier shards first.
+A relayout reads a piece from any earlier rank that holds it, which would replace parameters of a script that keeps
+other ones on each rank. The ranks therefore compare digests of all earlier shards first.
 
     each rank    digests of the earlier shards that it has mapped ──▶ all ranks
                  digests of one of the other earlier shards       ──▶ all ranks, which compare all digests
 
-Buffers are not compared, because each rank may keep its own, such as the running means of batch normalization. The
-positions in the data are compared, because the new ranks continue at one common position.
+Positions in the data are compared. Buffers are not, because each rank may keep its own, such as running means.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from everstep.training.restore import VALUE_PREFIX
 from everstep.training.state_tree import decode, tensor_bytes
 
 Piece: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...]]
-"""Name of a logical tensor, and the offsets and sizes of a box; the name of a loader, and two empty tuples."""
+"""Name of a logical tensor, and offsets and sizes of a box; name of a loader, and two empty tuples."""
 Digests: TypeAlias = dict[Piece, bytes]
-"""Digest of each piece that one earlier rank holds."""
+"""Digests of the pieces of one earlier rank."""
 Gather: TypeAlias = Callable[[Any], Sequence[Any]]
-"""Returns the values of all ranks. Each rank calls it with its own value."""
+"""Returns the values of all ranks. Collective."""
 
 
 def alone(value: Any) -> Sequence[Any]:
@@ -38,18 +37,7 @@ def alone(value: Any) -> Sequence[Any]:
 
 
 def digests(shard: EarlierShard, parameters: Collection[str]) -> Digests:
-    """Return the digests of the parameters, the optimizer's state and the positions that a shard contains.
-
-    Args:
-        shard: a shard of the launch that saved the step.
-        parameters: names of the model's parameters.
-
-    Returns:
-        The digest of each piece. For a loader, the encoded position.
-
-    Raises:
-        RestoreMismatch: the shard's values cannot be read.
-    """
+    """Return the digests of parameters, optimizer state and positions. Raises RestoreMismatch if unreadable."""
     result: Digests = {}
     for entry in shard.index.tensors:
         for part in entry.logical_parts:
@@ -76,19 +64,9 @@ def check_copies(
     read: Callable[[Rank], Digests],
     gather: Gather,
 ) -> None:
-    """Compare the digests of all earlier ranks. Collective: every rank calls it, also if it cannot load the step.
-
-    Args:
-        rank: this rank.
-        own: digests of the earlier shards that this rank has mapped. None if it cannot load the step.
-        earlier_size: number of earlier ranks.
-        here: earlier ranks whose shards this node holds.
-        read: maps the shard of an earlier rank, and returns its digests.
-        gather: exchanges values between the ranks.
-
-    Raises:
-        CannotRelayout: two earlier ranks hold different values of one tensor, or were at different positions.
-        RestoreMismatch: a shard cannot be loaded or read.
+    """Compare the digests of all earlier ranks. Collective, also for a rank that cannot load the step (`own` is None).
+    `own` has the digests of mapped shards, and `read` maps another one. Raises CannotRelayout if two earlier ranks
+    differ, and RestoreMismatch if a shard cannot be loaded or read.
     """
     views: Sequence[Any] = gather(None if own is None else (rank, own, tuple(here)))
     if own is None or None in views:

@@ -3,13 +3,9 @@
     no exception, code 0    call `close`: the last step is committed if possible
     every end               call `drain`, which waits for running torch calls, also after an interrupted `close`
 
-If a thread returns from a torch call after the interpreter has shut down, the process ends with SIGABRT. If torch's
-profiler is still recording, the process ends with SIGSEGV. Either signal would replace the script's own exit code.
-
-`gloo_threads` prevents the same for the threads of torch's Gloo backend, also after the script called `close`.
-
-The exit watch cannot distinguish `raise SystemExit(3)` in the script from a successful end. In this case it calls
-`close`, and the process still exits with the code 3.
+A thread that returns from a torch call after the interpreter has shut down ends the process with SIGABRT, and a
+recording profiler with SIGSEGV. Either would replace the script's exit code. `raise SystemExit(3)` looks like a
+successful end, so `close` is called.
 
 Invariant: if the script failed, the end of the process waits for `drain` and nothing else.
 """
@@ -25,19 +21,11 @@ from types import TracebackType
 from typing import Final
 
 _EXITS: Final = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
-"""Functions that a script may call to exit, as module and name.
-
-Python's module `site` adds the last two, so both may be missing.
-"""
+"""Python's module `site` adds the last two, so both may be missing."""
 
 
 class ExitWatch:
-    """Calls `close` when the process ends with success, and `drain` at every end of the process.
-
-    Args:
-        close: called at most once, when the script ends with success, in the process that created the watch.
-        drain: called last, at every end of the process except `os._exit` and a fatal signal.
-    """
+    """Calls `close` at most once after success, and `drain` last, at every end but `os._exit` and fatal signals."""
 
     def __init__(self, close: Callable[[], None], drain: Callable[[], None]) -> None:
         self._close = close
@@ -56,7 +44,7 @@ class ExitWatch:
         atexit.register(self._at_exit)
 
     def cancel(self) -> None:
-        """Remove the watch. The end of the process then calls neither `close` nor `drain`. Idempotent."""
+        """Remove the watch. Idempotent."""
         atexit.unregister(self._at_exit)
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._excepthook

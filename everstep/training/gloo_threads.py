@@ -1,8 +1,8 @@
 """Lets the threads of torch's Gloo backend release their last collective before the interpreter shuts down.
 
-A Gloo thread releases a collective's tensors after the caller has continued. For this it needs the interpreter's lock.
-If the interpreter has shut down meanwhile, the process ends with SIGABRT, although the script succeeded.
-`destroy_process_group` does not prevent this, because a `DistributedDataParallel` keeps the threads alive.
+A Gloo thread releases a collective's tensors after the caller has continued, and needs the interpreter's lock. If the
+interpreter has shut down, the process ends with SIGABRT. `destroy_process_group` does not prevent this, because a
+`DistributedDataParallel` keeps the threads alive.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Final
 
 TASKS: Final = Path("/proc/self/task")
-"""Directory of this process's threads, on Linux."""
 GLOO_THREAD: Final = "pt_gloo_runloop"
 """Name that torch gives each thread that runs collectives."""
 LIMIT_SECONDS: Final = 5.0
-"""Longest wait. After it, the process ends although a thread may still run."""
+"""Longest wait, after which the process ends in any case."""
 
 _LEAST_PAUSE_SECONDS: Final = 0.01
 
@@ -32,15 +31,8 @@ def settle_gloo_threads_at_exit() -> None:
 
 
 def settle_gloo_threads(limit_seconds: float = LIMIT_SECONDS) -> bool:
-    """Wait until no Gloo thread of this process runs or waits for the interpreter's lock.
-
-    A thread that waits for other ranks counts as settled, so the end of a failed script does not wait for them.
-
-    Args:
-        limit_seconds: longest wait.
-
-    Returns:
-        Whether all Gloo threads have settled within the limit.
+    """Wait until no Gloo thread runs or waits for the interpreter's lock. Return whether this is so within the limit. A
+    thread that waits for other ranks counts as settled, so the end of a failed script does not wait for them.
     """
     deadline = time.monotonic() + limit_seconds
     before = _states()

@@ -1,10 +1,7 @@
 """Multiplies matrices with a known product on each GPU: `python -P -m everstep.training.gpu_matmul`.
 
-The agent runs this program on a node without ranks (`worker.node.burn_in`). It prints JSON: for each GPU, whether the
-product is right, and the floating-point operations per second.
-
-The matrices contain integers from -8 to 8, and every sum is below 2^24. Tensor cores with TF32 therefore compute the
-product exactly, in any order of additions.
+The agent runs it on a node without ranks (`worker.node.burn_in`). The integers from -8 to 8 have sums below 2^24, so
+tensor cores with TF32 compute the product exactly, in any order of additions.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ DIGESTS: Final[Mapping[int, str]] = {
 }
 """SHA-256 of the product by matrix size, as little-endian integers of 4 bytes."""
 REPEATS: Final = 200
-"""Number of timed products. They take about 0.1 s on an H100 and 1 s on an A10G."""
+"""About 0.1 s on an H100 and 1 s on an A10G."""
 
 
 def measure(device: torch.device, size: int = SIZE, repeats: int = REPEATS) -> tuple[bool, float]:
@@ -51,7 +48,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def main() -> None:
-    """Measure all GPUs of this node, one after the other, and print the results."""
+    """Measure all GPUs of this node, one after the other, and print JSON."""
     torch.backends.cuda.matmul.allow_tf32 = True
     results = []
     for gpu in range(torch.cuda.device_count()):

@@ -1,14 +1,10 @@
 """Implements the guard, which delays an optimizer step until the copy of the last snapshot has ended.
 
-Before its next change of the state, the training thread calls `Guard.reach`, which waits for the copy. *Deferred*
-tensors are tensors that the copier copies in the background after the boundary. The session assumes that only optimizer
-steps change them. For every snapshot, the rank checks this assumption by the tensors' versions and addresses. The rank
-abandons the snapshot if a tensor changed during the copy. The check runs at the first pause of the training thread
-after the copy (`everstep.training.pauses`), at the latest in `reach`.
-
-Some snapshots are audited: they are copied completely at the boundary, and `reach` compares the copy with the live
-tensors byte by byte. If a tensor changed outside an optimizer step, the guard warns once. From then on, snapshots copy
-this tensor at the boundary.
+*Deferred* tensors are copied in the background, because only optimizer steps should change them. For every snapshot,
+the rank checks their versions and addresses at the first pause after the copy (`everstep.training.pauses`), at the
+latest in `reach`, and abandons the snapshot if one changed. Some snapshots are audited: they are copied at the
+boundary, and `reach` compares the bytes. From a change outside an optimizer step on, snapshots copy the tensor at the
+boundary.
 
 Invariant: at most one snapshot is being copied at a time. When `reach` has returned, no copy reads the deferred
 tensors.
@@ -42,65 +38,46 @@ class Flight:
     sources: Sources
     """Tensors that must not change before the copy has ended."""
     moved: Callable[[], Sequence[str]]
-    """Function that returns the names of tensors whose version or address changed since the step ended.
-
-    The guard calls it after the copy. The function misses changes that torch does not count.
-    """
+    """Returns the tensors whose version or address changed since the step ended. Torch does not count all changes."""
     copies: Sequence[torch.Tensor] | None
-    """Copies of the tensors in the slot, for the comparison of an audited snapshot; None without an audit."""
+    """Copies in the slot, for the comparison of an audited snapshot; None without an audit."""
     ticket: CopyTicket
     settle: Callable[[Sequence[str], BaseException | None], None]
-    """Function that the guard calls once, with the names of tensors that changed during the copy.
-
-    The second argument is the error that ended the check; None if there was no error.
-    """
+    """Called once, with the tensors that changed during the copy, and the error that ended the check, if any."""
     blocked_seconds: float
-    """Seconds for which the start of the snapshot has already blocked the training thread."""
+    """Time for which the start of the snapshot has blocked the training thread."""
 
 
 class Guard:
-    """Makes the training thread wait until the copy of a snapshot has ended.
-
-    Args:
-        clock: monotonic clock, in seconds.
-    """
+    """Makes the training thread wait until the copy of a snapshot has ended."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._flight: Flight | None = None
         self._flight_count = 0
         self.blocked_seconds: deque[float] = deque(maxlen=KEPT_MEASUREMENTS)
-        """Seconds for which each recent snapshot blocked training.
-
-        A value is the sum of two times: right after the step, and before the next change of the state.
-        """
+        """Sum of each recent snapshot's waits, after the step and before the next change of the state."""
         self.total_blocked_seconds = 0.0
-        """Seconds for which all snapshots and uploads of this process together blocked training."""
+        """Sum over all snapshots and uploads of this process."""
         self.unstable: set[str] = set()
-        """Names of tensors that changed outside an optimizer step in this process.
-
-        Snapshots copy them at the boundary.
-        """
+        """Tensors that changed outside an optimizer step, so that snapshots copy them at the boundary."""
 
     def add_wait(self, seconds: float) -> None:
-        """Count a wait of the training thread for an upload as time for which saving blocked training."""
+        """Count a wait of the training thread for an upload as blocked time."""
         self.total_blocked_seconds += seconds
 
     def is_next_audited(self) -> bool:
-        """Return whether the next snapshot is audited, that is, compared byte by byte."""
+        """Return whether the next snapshot is audited."""
         return self._flight_count < AUDITED_AT_START or (self._flight_count + 1) % AUDITED_EVERY == 0
 
     def arm(self, flight: Flight) -> None:
-        """Register a snapshot whose copy has started. The next call of `reach` waits for this copy."""
+        """Register a snapshot whose copy has started, for the next `reach`."""
         assert self._flight is None, "a snapshot is already in progress"
         self._flight = flight
         self._flight_count += 1
 
     def reach(self) -> None:
-        """Wait until the running copy has ended, and check it.
-
-        The training thread calls this before it changes the state. Without a running copy, the call returns at once.
-        """
+        """Wait for the running copy, and check it. The training thread calls this before it changes the state."""
         flight = self._flight
         if flight is None:
             return

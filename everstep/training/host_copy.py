@@ -1,9 +1,7 @@
 """Copies saved tensors into live tensors in host memory, in pieces of the fastest size.
 
-For copies up to the size of a core's second-level cache, glibc uses the instruction `rep movsb`, which does not read
-the target's old content. For larger copies on AMD processors, glibc uses a loop that first reads the target, which is
-slower. Torch uses such a loop for copies of any size. This module therefore calls `memmove` of glibc for pieces of
-`PIECE_BYTES`.
+Up to the size of a core's second-level cache, glibc's `memmove` uses `rep movsb`, which does not read the target's old
+content. For larger copies on AMD processors, glibc reads the target first, as torch does for any size.
 """
 
 from __future__ import annotations
@@ -17,17 +15,11 @@ from everstep.training.copier import Copies, copy_now
 from everstep.training.state_tree import PLAIN_CLASSES
 
 PIECE_BYTES = 512 * 1024
-"""Bytes per copy: half the size of the smallest common second-level cache."""
+"""Half the size of the smallest common second-level cache."""
 
 
 def copy_into_live(copies: Copies) -> None:
-    """Copy each source to its target in order, and mark the targets as changed for autograd.
-
-    The calling thread releases and reacquires the interpreter's lock for each piece, so other threads may delay it.
-
-    Args:
-        copies: sources and targets of equal shapes, on any devices. A target may be an inference tensor.
-    """
+    """Copy each source to its target of equal shape, and mark the targets as changed for autograd."""
     has_threads = torch.get_num_threads() > 1  # With several threads, torch copies faster than memmove.
     pairs = zip(copies.sources, copies.targets, strict=True)
     for is_plain, run in groupby(pairs, lambda pair: not has_threads and _are_equal_bytes(*pair)):
@@ -44,7 +36,7 @@ def copy_into_live(copies: Copies) -> None:
 
 
 def _are_equal_bytes(source: torch.Tensor, target: torch.Tensor) -> bool:
-    """Return whether a copy from `source` to `target` stays within host memory and needs no conversion."""
+    """Return whether a copy stays within host memory and needs no conversion."""
     return (
         type(source) in PLAIN_CLASSES
         and type(target) in PLAIN_CLASSES

@@ -1,6 +1,4 @@
-"""Computes idle spans: the times in each iteration at which training does not use the network.
-
-Pure. The input consists of the recorded times at which the network was in use.
+"""Computes idle spans: the times in each iteration at which training does not use the network. Pure.
 
 Invariant: the result contains spans only if most iterations have the same number of spans.
 """
@@ -15,33 +13,21 @@ from collections.abc import Sequence
 from everstep.protocol.rank_messages import IdleSpan
 
 SHORTEST_RATIO = 0.01
-"""Shortest idle time that counts as a span, as a fraction of the iteration. A shorter span is useless for transfers."""
+"""Shortest span by the iteration. A shorter one is useless for transfers."""
 AGREEING_RATIO = 0.5
-"""Smallest fraction of the iterations that must have the same number of spans.
-
-Below this fraction, there is no result.
-"""
+"""Smallest fraction of the iterations that must have the same number of spans."""
 
 _NORMAL = 1.4826
-"""Ratio of a normal distribution's standard deviation to its median absolute deviation."""
+"""A normal distribution's standard deviation by its median absolute deviation."""
 
 Interval = tuple[float, float]
 """Start and end, in seconds of one clock."""
 
 
 def idle_spans(busy: Sequence[Interval], boundaries: Sequence[float]) -> tuple[IdleSpan, ...]:
-    """Return the time spans of a typical iteration in which training does not use the network.
-
-    The result uses medians. The paper GEMINI (Wang et al., SOSP '23, section 5.4) uses averages. However, one delayed
-    iteration would shift the averages of all later spans and inflate their deviations.
-
-    Args:
-        busy: intervals in which the network was in use, in any order. They may overlap.
-        boundaries: times at which iterations ended, ascending, on the same clock.
-
-    Returns:
-        Spans in order of time, in seconds since the end of the previous iteration. Empty if the network was never used
-        or no pattern repeats.
+    """Return the spans in order of time, in seconds since the previous iteration; empty without use or a pattern.
+    `busy` intervals may overlap, in any order. `boundaries` ascend. One delayed iteration would shift the averages that
+    GEMINI (Wang et al., SOSP '23, section 5.4) uses, so the result uses medians.
     """
     iterations = list(itertools.pairwise(boundaries))
     if not iterations or not busy:
@@ -63,16 +49,12 @@ def _usual(gaps: Sequence[Interval]) -> IdleSpan:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Return an estimate of the standard deviation of normally distributed values.
-
-    A few outliers hardly change the estimate.
-    """
+    """Estimate the standard deviation of normally distributed values, hardly changed by a few outliers."""
     middle = statistics.median(values)
     return _NORMAL * statistics.median(abs(value - middle) for value in values)
 
 
 def _gaps(busy: Sequence[Interval], begin: float, end: float, shortest: float) -> list[Interval]:
-    """Return the idle intervals of one iteration, in seconds since the end of the previous step."""
     gaps, free_from = [], begin
     for one, other in (*busy, (end, end)):
         if other < begin:

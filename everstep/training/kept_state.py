@@ -13,18 +13,7 @@ from everstep.training.state import RankState
 
 
 def keep(path: Path, state: RankState, environment: Environment, step: int) -> None:
-    """Write the present state into an existing file, in the format of a sealed slot.
-
-    Args:
-        path: the file.
-        state: state of the rank, right after `step` optimizer steps.
-        environment: the rank's environment. A restore checks the run and the rank.
-        step: number of finished steps.
-
-    Raises:
-        CannotResume: a part of the state cannot be restored.
-        OSError: the file cannot hold the state.
-    """
+    """Write the state after `step` steps into a slot file. Raises CannotResume, or OSError for lack of space."""
     observed = state.observe()
     plan = CapturePlan.make(observed.tensors)
     capacity = plan.capacity_bytes(observed.values)

@@ -1,8 +1,8 @@
 """Collects logged values in a buffer of limited size (the ring), and sends them to the agent about once a second.
 
-Invariant: `add` never blocks, and the ring drops and counts the records that exceed its limit. The ring has no lock,
-because a signal handler that logs or closes during `add` would deadlock. Instead, the thread that adds records and the
-thread that removes them call only single methods of a deque, which are atomic.
+Invariant: `add` never blocks, and the ring drops and counts the records that exceed its limit. It has no lock, because
+a signal handler that logs during `add` would deadlock. The adding and the removing thread call only atomic methods of a
+deque.
 """
 
 from __future__ import annotations
@@ -28,29 +28,14 @@ from everstep.training.errors import SessionMisuse
 RING_RECORDS = 4096
 SEND_SECONDS = 1.0
 MESSAGE_BYTES = MAX_RANK_MESSAGE_BYTES // 4
-"""Upper limit of the records in one message, in bytes.
-
-The limit is low, because another message of the rank may have to wait until one such message is sent.
-"""
+"""Bytes of records per message, so that another message of the rank need not wait long."""
 
 
 def numbers(
     values: Mapping[str, float | torch.Tensor], *, is_later: Callable[[torch.Tensor], bool] = lambda _: False
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    """Return logged values as plain numbers.
-
-    The second result contains the values that a device is still computing, as tensors. The function does not change the
-    autograd graph of a tensor.
-
-    Args:
-        values: numbers, or tensors of one element. Infinities and NaN are kept.
-        is_later: returns True for a tensor that can only be read after waiting for its device.
-
-    Returns:
-        Numbers by name. Then the values still being computed, by name, as tensors of shape [1].
-
-    Raises:
-        SessionMisuse: a value is not one real number, or a name is too long or reserved. The error names the value.
+    """Return numbers by name, and tensors of shape [1] by name for which `is_later` returns True. Raises SessionMisuse
+    if a value is not one real number, or a name is too long or reserved.
     """
     known: dict[str, float] = {}
     later: dict[str, torch.Tensor] = {}
@@ -64,14 +49,7 @@ def numbers(
 
 
 def check_values(values: Mapping[str, float | torch.Tensor]) -> None:
-    """Check the names and types of values that a script logs, without waiting for a GPU to compute them.
-
-    Args:
-        values: values that a script logs, by name.
-
-    Raises:
-        SessionMisuse: `numbers` would reject a name or a value.
-    """
+    """Check names and types without waiting for a GPU. Raises SessionMisuse as `numbers`."""
     numbers(values, is_later=lambda tensor: not tensor.is_cpu)
 
 
@@ -103,17 +81,8 @@ def _number(name: str, value: float | torch.Tensor) -> float:
 
 
 def divide(records: Iterable[LogRecord]) -> tuple[list[tuple[LogRecord, ...]], list[LogRecord], int]:
-    """Divide records of logged values into messages to the agent.
-
-    Args:
-        records: records in the order of logging.
-
-    Returns:
-        Three values:
-
-        - the records of each message, of at most `MESSAGE_BYTES`
-        - the remaining records, from the first record that would exceed `MAX_LOGGED_BYTES`
-        - the number of records that precede the remaining records and are too large for any message
+    """Divide records into messages to the agent. Returns the records of each message, the remaining records from the
+    first beyond `MAX_LOGGED_BYTES` on, and the number of records before these that are too large for any message.
     """
     pieces: list[list[LogRecord]] = []
     left: list[LogRecord] = []
@@ -135,19 +104,12 @@ def divide(records: Iterable[LogRecord]) -> tuple[list[tuple[LogRecord, ...]], l
 
 
 def encoded_bytes(record: LogRecord) -> int:
-    """Return an upper bound of the encoded size of a record, in bytes."""
+    """Return an upper bound of the encoded size of a record."""
     return 64 + 12 * len(record.values) + len("".join(record.values).encode())
 
 
 class MetricRing:
-    """Collects records (the values of one log call each), and sends them to the agent in a background thread.
-
-    Args:
-        generation: generation of the rank; every message carries it.
-        send: sends a message without blocking.
-        capacity: maximum number of waiting records; further records are dropped and counted.
-        now: clock, Unix time in seconds.
-    """
+    """Collects records, of one log call each, and sends them in the background. Above `capacity`, it drops them."""
 
     def __init__(
         self,
@@ -162,24 +124,14 @@ class MetricRing:
         self._capacity = capacity
         self._records: deque[LogRecord] = deque()
         self._dropped_count = 0
-        """Number of records that were dropped in this process. Only the thread that adds records changes it."""
         self._reported_count = 0
-        """Number of dropped records that the rank has reported to the agent.
-
-        Only the thread that sends records changes it.
-        """
+        """Changed only by the sending thread."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="everstep-metrics", daemon=True)
         self._has_begun = False
 
     def add(self, step: Step, values: Mapping[str, float], at_seconds: float | None = None) -> None:
-        """Add the values of one log call. The training thread may call this at any rate.
-
-        Args:
-            step: step of the record.
-            values: numbers by metric name, including NaN and infinities; copied.
-            at_seconds: Unix time of the log call. None means now.
-        """
+        """Add the values of one log call at Unix time `at_seconds`, by default now. Callable at any rate."""
         if len(self._records) >= self._capacity:
             self._dropped_count += 1
         else:
@@ -189,7 +141,7 @@ class MetricRing:
         self._begin()
 
     def drop(self) -> None:
-        """Count a record of logged values as dropped."""
+        """Count a record as dropped."""
         self._dropped_count += 1
         self._begin()
 
@@ -199,7 +151,7 @@ class MetricRing:
             self._thread.start()
 
     def flush(self) -> None:
-        """Send waiting records of logged values, oldest first, with at most `MAX_LOGGED_BYTES` bytes in total."""
+        """Send waiting records, oldest first, with at most `MAX_LOGGED_BYTES` bytes in total."""
         # Remove only the records that are waiting now, because the training thread may add further records meanwhile.
         pieces, left, too_large_count = divide([self._records.popleft() for _ in range(len(self._records))])
         self._records.extendleft(reversed(left))
@@ -210,10 +162,7 @@ class MetricRing:
             dropped_count = 0
 
     def close(self) -> None:
-        """Send the waiting records of logged values to the agent, and end the thread.
-
-        The method sends at most `MAX_LOGGED_BYTES` bytes of records. The remaining records count as dropped.
-        """
+        """Send at most `MAX_LOGGED_BYTES` of waiting records, count the others as dropped, and end the thread."""
         self._closing.set()
         # `join` would raise an error for a thread that has not started yet. Such a thread ends as soon as it sees
         # `_closing`.

@@ -12,19 +12,14 @@ import torch
 from everstep.training.errors import CannotResume
 
 WRAPPER_NAMES = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Path components that torch.compile, DDP and activation checkpointing add to tensor paths."""
+"""Path components that torch.compile, DDP and activation checkpointing add."""
 
 
 class ModuleTree:
-    """The modules and parameters that models had when this object was created.
-
-    Args:
-        models: root modules by name. A single module has the empty name.
-    """
+    """The modules and parameters of models at the creation of this object. A single model has the empty name."""
 
     def __init__(self, models: Mapping[str, torch.nn.Module]) -> None:
         self.modules = [list(model.modules()) for model in models.values()]
-        """All modules of each model, in the order of `Module.modules`."""
         self.paths = {
             f"{prefix}.{path}".strip("."): module
             for prefix, model in models.items()
@@ -46,17 +41,7 @@ class ModuleTree:
 
 
 def refusal(name: str, before: ModuleTree, now: ModuleTree, *, follows: bool) -> CannotResume | None:
-    """Look for a module that a restarted script would build differently.
-
-    Args:
-        name: name of the models, for the error.
-        before: the modules that a snapshot can contain.
-        now: the modules that the script has after its newest step.
-        follows: whether a snapshot can contain another module of the same class in the place of the earlier one.
-
-    Returns:
-        CannotResume for the first such module, None if there is none.
-    """
+    """Return CannotResume for a module that a restart would build otherwise. `follows` permits others of its class."""
     if (found := _difference(before, now, follows=follows)) is None:
         return None
     path, how = found
@@ -88,5 +73,5 @@ def places_of(modules: Sequence[Sequence[torch.nn.Module]]) -> Iterable[tuple[st
 
 
 def canonical_name(name: str) -> str:
-    """Return a module or tensor path without the components that wrappers such as DDP add (`WRAPPER_NAMES`)."""
+    """Return a path without `WRAPPER_NAMES`."""
     return ".".join(part for part in name.split(".") if part not in WRAPPER_NAMES)

@@ -1,7 +1,7 @@
 """Finds options that the script sets, and that a restored step replaces.
 
-A restored step brings the options of its optimizers and the settings of its schedulers, because a restarted script must
-repeat its steps. A job that continues another job's checkpoint may set other values, such as a smaller learning rate.
+A restored step brings its options, because a restarted script must repeat its steps. A job that continues another job's
+checkpoint may set other values.
 
     init       `ScriptOptions(…)` reads the values of the script
     snapshot   `state` contains the values on which training is based
@@ -24,21 +24,12 @@ from everstep.training.errors import SessionMisuse
 
 Options: TypeAlias = dict[str, Any]
 _HIDDEN: Final = frozenset({"params", "param_names", "initial_lr", "base_lrs", "last_lr"})
-"""Entries that are no options, or that follow from the learning rate."""
+"""Entries that are not options, or that follow from the learning rate."""
 _PLAIN: Final = (bool, int, float, str, type(None))
 
 
 class ScriptOptions:
-    """The options of a launch's optimizers and schedulers.
-
-    Args:
-        optimizers: the optimizers by name, such as `optimizer`.
-        schedulers: the schedulers by name, such as `scheduler`.
-        from_script: names of options whose values come from the script, also after a restore.
-
-    Raises:
-        SessionMisuse: no optimizer or scheduler has an option of a name in `from_script`.
-    """
+    """Options of a launch. Those in `from_script` survive a restore. Raises SessionMisuse if one does not exist."""
 
     def __init__(
         self, optimizers: Mapping[str, Optimizer], schedulers: Mapping[str, Any], from_script: Sequence[str] = ()
@@ -55,16 +46,12 @@ class ScriptOptions:
                 f"{', '.join(sorted(known))}"
             )
         self.state = json.dumps(self._script).encode()
-        """The values on which training is based, encoded for a snapshot."""
+        """The values on which training is based, for a snapshot."""
         self.kept: tuple[KeptOption, ...] = ()
-        """The first options for which training continues with another value than the script's."""
+        """The first options with another value than the script's."""
 
     def load(self, state: bytes) -> None:
-        """Compare with the values of a restored step, after the step's state is loaded, and apply the named ones.
-
-        Args:
-            state: `state` of the launch that captured the step.
-        """
+        """Compare the restored options with those of `state`'s launch, and apply the named ones."""
         base: Options = json.loads(state)
         differing = {path for path in base.keys() & self._script.keys() if base[path] != self._script[path]}
         applied = {path for path in differing if path.rpartition(".")[2] in self._from_script}
@@ -110,7 +97,7 @@ class ScriptOptions:
                 _set(group, option, script)
 
     def _set_lr(self, group: dict[str, Any], now: float, base: float, script: float) -> None:
-        """Scale the learning rate at its place in the schedule, and make schedulers continue from the script's one."""
+        """Scale the learning rate at its place in the schedule, from which schedulers continue."""
         _set(group, "lr", script if now == base or not base else now * (script / base))
         if "initial_lr" in group:
             _set(group, "initial_lr", script)
@@ -125,7 +112,7 @@ _NOT_PLAIN: Final = object()
 
 
 def _plain(value: Any) -> Any:
-    """Return an option as JSON would return it, or `_NOT_PLAIN` for an object that is no number and no text."""
+    """Return an option as JSON would return it, or `_NOT_PLAIN` for other objects."""
     if isinstance(value, torch.Tensor):
         return value.item() if value.numel() == 1 else _NOT_PLAIN
     if isinstance(value, (list, tuple)):

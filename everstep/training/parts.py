@@ -1,10 +1,7 @@
 """Finds objects of one kind inside other objects, such as random generators inside a dataset.
 
-The search follows attributes, slots, lists, dicts, closures, methods, and the attributes of the script's classes. If a
-function uses a global variable, or a class has an attribute, the search includes the value only if it is a wanted
-object or another function of the script.
-
-Callers pass the function that recognizes wanted objects.
+The search follows attributes, slots, lists, dicts, closures, methods, and attributes of the script's classes. Of
+globals and class attributes, it includes only wanted objects and functions of the script.
 """
 
 from __future__ import annotations
@@ -23,35 +20,22 @@ import torch
 
 SEARCH_DEPTH: Final = 16
 LIBRARY_DEPTH: Final = 3
-"""Number of levels for which an object of a library counts. Far inside, libraries keep generators of their own."""
+"""Far inside, libraries keep generators of their own."""
 MAX_OBJECTS: Final = 20_000
-"""Maximum number of objects that one search looks into."""
 OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 """Attributes in which torch keeps a module's parameters, buffers, modules, hooks and mode."""
 HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-"""Attributes in which a module keeps the hooks that its calls run."""
+"""Attributes with the hooks that a module's calls run."""
 _LEAVES: Final = (torch.Tensor, np.ndarray, str, bytes, int, float, type, type(None), ModuleType)
 _CONTAINERS: Final = (Mapping, list, tuple, deque, partial, MethodType, BuiltinMethodType, FunctionType)
 MAX_PARTS: Final = 64
-"""Length of the longest list or dict that `find` searches. It skips longer ones, because they usually hold samples."""
+"""Longer lists and dicts usually hold samples."""
 LIBRARIES: Final = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-"""Directories of Python's standard library and of installed packages.
-
-The search follows no method and no function in them, because their code uses no global object of the script.
-"""
+"""Directories whose functions the search does not follow, because they use no global object of the script."""
 
 
 def find(roots: Iterable[object], is_wanted: Callable[[object], bool], *, depth: int = SEARCH_DEPTH) -> list[Any]:
-    """Return each wanted object inside these objects once, in a fixed order.
-
-    Args:
-        roots: samplers, datasets, functions or other objects.
-        is_wanted: returns whether an object belongs to the result. The search does not look inside such an object.
-        depth: number of levels, counted from the roots.
-
-    Returns:
-        The wanted objects.
-    """
+    """Return each wanted object inside `roots` once, in a fixed order. The search does not enter wanted objects."""
     found: dict[int, object] = {}
     seen: dict[int, object] = {}  # keeps each object alive, so that no other object gets its id
     waiting = deque((root, depth) for root in roots)
@@ -106,7 +90,6 @@ def _parts(value: object, is_wanted: Callable[[object], bool]) -> Iterable[objec
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names that a function uses, also in the comprehensions, lambdas and functions inside it."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -118,7 +101,7 @@ def _is_module_of_library(value: object) -> bool:
 
 
 def is_class_of_script(kind: type) -> bool:
-    """Return whether a class is defined by the script, and not in a library, in Python or in Everstep."""
+    """Return whether the script defines a class, not a library, Python or Everstep."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     is_known = kind.__module__ in sys.builtin_module_names or kind.__module__.startswith("everstep.")
     return not is_known and not (file or "").startswith(LIBRARIES)

@@ -1,7 +1,6 @@
 """Finds what belongs beside the exported weights of a model from Hugging Face's libraries.
 
-An export writes the configurations as `config.json` or `adapter_config.json`, and the files of the tokenizer. This
-module recognizes models by their classes and attributes, and imports neither transformers nor PEFT.
+It recognizes models by their classes and attributes, and imports neither transformers nor PEFT.
 """
 
 from __future__ import annotations
@@ -20,20 +19,15 @@ from everstep.protocol.slot_values import ADAPTER_FILE, BASE_FILE, GENERATION_FI
 from everstep.training.module_tree import canonical_name
 
 MAX_FILE_BYTES: Final = 32 * 1024 * 1024
-"""Size of the largest file of a tokenizer that snapshots contain. Exports write no larger file."""
+"""Exports write no larger file of a tokenizer."""
 
 
 class Pretrained:
-    """The configurations and files of the registered models.
-
-    Args:
-        roots: the registered models and engines by name. A single one has the empty name.
-        tokenizer: an object with `save_pretrained`, such as a tokenizer or a processor; None without one.
-    """
+    """The configurations and files of the registered models. A single one has the empty name."""
 
     def __init__(self, roots: Mapping[str, torch.nn.Module], tokenizer: Any = None) -> None:
         self.configs: dict[str, str] = {}
-        """Content of `config.json` of each model whose tensors fit its configuration, by the model's path."""
+        """`config.json` of each model whose tensors fit its configuration, by path."""
         self._files: dict[str, bytes] = {}
         self._adapted: dict[str, Any] = {}
         """The models with adapters of PEFT, by path."""
@@ -48,7 +42,7 @@ class Pretrained:
             self._files |= {f"{path}:{file}": data for file, data in _files_of(tokenizer).items()}
 
     def files(self) -> dict[str, bytes]:
-        """Return the further files of the models, compressed by zlib, by path and name as `SlotValues.files`."""
+        """Return the further files of the models, as `SlotValues.files`."""
         # A tuner can change its configuration while it trains.
         adapters = {f"{path}:{ADAPTER_FILE}": _adapter_config(model) for path, model in self._adapted.items()}
         return self._files | adapters if adapters else self._files

@@ -1,12 +1,10 @@
-"""Records when this rank uses the network, for about twenty iterations.
+"""Records when this rank uses the network, for about twenty iterations, again when their duration has changed.
 
-The profiler records again only when the duration of iterations has changed. `TorchTrace` uses torch's profiler,
-because patched Python calls would miss the collectives that DDP calls from C++. A recording contains the time spans of
-gloo's collectives and no operators, so it costs microseconds per iteration. On a GPU, a recording would not contain
-NCCL's transfers, so `TorchTrace` records nothing there.
+`TorchTrace` uses torch's profiler, because patched Python calls would miss the collectives that DDP calls from C++. A
+recording contains no operators, so it costs microseconds per iteration. On a GPU, it would lack NCCL's transfers.
 
-Invariant: if profiling fails, the recording ends and training continues. If the script starts its own profiler,
-Everstep's recording ends without a result. A recording ends after the operations that it observes (`recorded_calls`).
+Invariant: if profiling fails, or the script starts its own profiler, the recording ends and training continues. A
+recording ends after the operations that it observes (`recorded_calls`).
 """
 
 from __future__ import annotations
@@ -34,15 +32,11 @@ from everstep.training.idle_spans import Interval, idle_spans
 from everstep.training.recorded_calls import RecordedCalls
 
 WARM_UP_ITERATIONS = 8
-"""Number of iterations before the first recording.
-
-The first iterations are not typical: torch compiles, allocates memory and rebuilds buckets, and Everstep audits
-snapshots.
-"""
+"""Iterations before the first recording: torch compiles and rebuilds buckets, and Everstep audits snapshots."""
 PROFILED_ITERATIONS = 20
-"""Number of recorded iterations, as in the paper GEMINI (Wang et al., SOSP '23)."""
+"""The number of the paper GEMINI (Wang et al., SOSP '23)."""
 WATCHED_ITERATIONS = 64
-"""Number of iterations between two checks whether the iteration time still equals that of the recording."""
+"""Iterations between two checks of the iteration time."""
 DRIFT_RATIO = 0.1
 CLOSE_SECONDS = 1.0
 """Longest wait for recorded operations when the session ends during a recording."""
@@ -50,14 +44,11 @@ BOUNDARY = "everstep:boundary"
 
 logger = logging.getLogger("everstep.training")
 Read = Callable[[], tuple[list[Interval], list[float]]]
-"""Function that reads a recording.
-
-It returns the intervals of network use and the marked ends of iterations, on one clock.
-"""
+"""Returns the intervals of network use and the ends of iterations, on one clock."""
 
 
 class ProfileTrace(Protocol):
-    """Interface of a recorder that records when this rank uses the network."""
+    """Records when this rank uses the network."""
 
     def begin(self) -> bool:
         """Start the profiler. Return False if it cannot start now, for example while another profiler runs."""
@@ -68,31 +59,23 @@ class ProfileTrace(Protocol):
         ...
 
     def stop(self) -> None:
-        """Exclude operations that the script starts from now on from the recording."""
+        """Exclude operations that the script starts from now on."""
 
     def is_settled(self, limit_seconds: float = 0.0) -> bool:
-        """Return whether `end` is safe, because all recorded operations have ended.
-
-        Wait for their end for at most `limit_seconds`.
-        """
+        """Return whether `end` is safe within the limit, because all recorded operations have ended."""
         ...
 
     def mark(self) -> bool:
-        """Mark the end of an iteration in the recording. Return False if other code has ended the recording."""
+        """Mark the end of an iteration. Return False if other code has ended the recording."""
         ...
 
     def end(self) -> Read:
-        """End the recording, and return a function that reads its intervals of network use from the profiler."""
+        """End the recording, and return a function that reads it."""
         ...
 
 
 class NetworkProfiler:
-    """Profiles the network use of one rank. Only the training thread calls it.
-
-    Args:
-        report: receives the median duration of an iteration, in seconds, and the idle spans.
-        trace: records the use of the network.
-    """
+    """Profiles the network use of one rank, in the training thread. `report` gets medians in seconds."""
 
     def __init__(self, report: Callable[[float, tuple[IdleSpan, ...]], None], trace: ProfileTrace) -> None:
         self._report = report
@@ -105,14 +88,7 @@ class NetworkProfiler:
         self._unread: Read | None = None
 
     def boundary(self, at_seconds: float) -> None:
-        """Record the end of an iteration, and start, end or read a recording if it is due.
-
-        Called once per iteration. Ending a recording and reading it each take milliseconds, for which the script waits.
-        The profiler therefore ends and reads a recording after different iterations.
-
-        Args:
-            at_seconds: end of the iteration on the monotonic clock.
-        """
+        """Record the end of an iteration, at monotonic time, and start, end or read a recording if it is due."""
         if self._last is not None:
             self._iterations.append(at_seconds - self._last)
         self._last = at_seconds
@@ -125,12 +101,8 @@ class NetworkProfiler:
             self._look()
 
     def close(self) -> None:
-        """Stop a running recording of the profiler, and discard what it recorded.
-
-        The method waits for recorded operations for at most `CLOSE_SECONDS`. It ends the recording even if one of them
-        still runs, for example because another rank has failed: a process that exits during a recording ends with
-        SIGSEGV.
-        """
+        """Discard a running recording, after at most `CLOSE_SECONDS`."""
+        # A process that exits during a recording ends with SIGSEGV, so it ends even if an operation still runs.
         if self._is_recording:
             self._is_recording = False
             self._trace.stop()
@@ -139,7 +111,6 @@ class NetworkProfiler:
                 self._trace.end()
 
     def _look(self) -> None:
-        """Start to profile iterations if no profile exists, or if their duration has changed since the profile."""
         usual = statistics.median(self._iterations)
         self._iterations.clear()
         self._wait = WATCHED_ITERATIONS
@@ -178,7 +149,6 @@ class TorchTrace:
         self._calls = RecordedCalls()
 
     def begin(self) -> bool:
-        """Start to record, unless the script uses a GPU or runs its own profiler (see `ProfileTrace.begin`)."""
         has_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         if has_gpu or _is_somebody_profiling() or _profiler_enabled():
             return False
@@ -195,29 +165,24 @@ class TorchTrace:
         return True
 
     def mark(self) -> bool:
-        """Mark the end of an iteration by an empty event in the profiler's recording (see `ProfileTrace.mark`)."""
         if not self.is_ours():
             return False
         with torch.profiler.record_function(BOUNDARY):
             return True
 
     def is_ours(self) -> bool:
-        """Return whether the recording still runs (see `ProfileTrace.is_ours`)."""
         if _is_somebody_profiling() or not _profiler_enabled():
             self._calls.end()
             return False
         return True
 
     def stop(self) -> None:
-        """Exclude further operations from the recording (see `ProfileTrace.stop`)."""
         self._calls.stop()
 
     def is_settled(self, limit_seconds: float = 0.0) -> bool:
-        """Return whether all recorded operations have ended (see `ProfileTrace.is_settled`)."""
         return self._calls.wait(limit_seconds)
 
     def end(self) -> Read:
-        """End torch's profiler, and return a function that reads the recording (see `ProfileTrace.end`)."""
         if not self.is_ours():
             return lambda: ([], [])
         self._calls.end()
@@ -236,8 +201,6 @@ def _read(result: _ProfilerResult) -> tuple[list[Interval], list[float]]:
 
 
 def _is_somebody_profiling() -> bool:
-    """Return whether the script runs its own profiler.
-
-    `torch.profiler` sets torch's flag `_is_profiler_enabled`; `TorchTrace` uses a lower layer and does not set it.
-    """
+    """Return whether the script runs its own profiler."""
+    # `torch.profiler` sets this flag; `TorchTrace` uses a lower layer and does not set it.
     return bool(torch.autograd.profiler._is_profiler_enabled)

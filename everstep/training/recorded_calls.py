@@ -1,17 +1,13 @@
 """Prevents torch's profiler from writing to freed memory when an operation outlives a recording.
 
-Torch records an asynchronous operation of `torch.distributed` from its call to its end. At the end of a recording,
-torch frees the record of an operation that still runs. When the operation ends, torch writes to this freed memory,
-which can end the process with SIGSEGV.
-
-`RecordedCalls` therefore observes the calls of the script while a recording runs:
+At the end of a recording, torch frees the record of an asynchronous operation that still runs, and writes to it when
+the operation ends, which can cause SIGSEGV. `RecordedCalls` therefore observes the calls while a recording runs:
 
     send, receive   not recorded: they end when the script calls `wait`, perhaps never
     collectives     recorded until `stop`; the recording may end when every recorded collective has ended (`are_over`)
 
-`RecordedCalls` cannot observe collectives that start in C++, which torch records, too. DDP waits for its collectives
-before the backward pass ends. A functional collective (such as DTensor's) that runs at the end of a recording is not
-protected.
+It cannot observe collectives that start in C++. DDP waits for its own before the backward pass ends, but a functional
+collective (such as DTensor's) that runs at the end of a recording is not protected.
 """
 
 from __future__ import annotations
@@ -49,10 +45,7 @@ COLLECTIVES: Final = (
     "reduce_scatter_tensor_coalesced",
     "scatter",
 )
-"""Methods of `ProcessGroup` that start an operation and return a `Work`.
-
-Torch renames these methods between versions. `begin` skips names that torch does not have.
-"""
+"""Methods of `ProcessGroup` that return a `Work`. `begin` skips those that this version of torch lacks."""
 COMPLETION_POLL_SECONDS: Final = 0.005
 
 
@@ -77,11 +70,11 @@ class RecordedCalls:
                 setattr(dist.ProcessGroup, name, self._observed(name, getattr(dist.ProcessGroup, name)))
 
     def stop(self) -> None:
-        """Exclude further calls of the script from the recording. Earlier calls stay observed until `end`."""
+        """Exclude further calls from the recording. Earlier calls stay observed until `end`."""
         self._is_stopped = True
 
     def wait(self, limit_seconds: float) -> bool:
-        """Wait until every recorded operation has ended. Return False if this takes longer than `limit_seconds`."""
+        """Return whether every recorded operation ends within the limit."""
         deadline = time.monotonic() + limit_seconds
         while not self.are_over():
             if time.monotonic() > deadline:

@@ -16,18 +16,11 @@ from everstep.training.step_watch import uncompiled
 
 Arguments = tuple[Any, ...]
 ClosureCall = tuple[Arguments, dict[str, Any]]
-"""The positional arguments of a call of `Optimizer.step`, beginning with the optimizer, and its named arguments."""
 _NOT_COMPILED = "Everstep records here: compile optimizer.step() without fullgraph=True"
 
 
 class Recorder:
-    """Records the batches, gradients, states and logged values of a session's steps.
-
-    Args:
-        state: state of the rank.
-        received: records a batch of the named loader, and returns the batch for the script.
-        before_update: called before each optimizer step.
-    """
+    """Records the batches, gradients, states and logged values of a session's steps."""
 
     def __init__(
         self,
@@ -39,14 +32,10 @@ class Recorder:
         self._received = received or self.batch
         self._before_update = before_update
         self._removals: list[Callable[[], None]] = []
+        # A framework may apply an object's restored state only when its loop begins, as transformers' `Trainer` does.
         self._are_objects_due = False
-        """True if the registered objects, as restored, must still be recorded.
-
-        They are recorded right before the next entry, and not right after the restore. A framework may apply the
-        restored state of an object only when its loop begins, as transformers' `Trainer` does.
-        """
+        """Whether the restored objects must still be recorded, right before the next entry."""
         self.step = 1
-        """Number of the step that the script runs now."""
         self.record = Record(0)
 
     def attach(self) -> None:
@@ -136,7 +125,7 @@ class Recorder:
         self.entries().extend(entries)
 
     def _tensors(self) -> Iterator[Entry]:
-        """Yield an entry for each tensor of the state, except gradients. `_of_optimizer` yields the gradients."""
+        """Yield each tensor of the state, except gradients, which `_of_optimizer` yields."""
         for adapter in self._state.adapters:
             observed = adapter.observe()
             for item in observed.tensors:
@@ -159,7 +148,7 @@ class Recorder:
 
 
 def _of_optimizer(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[Entry]:
-    """Yield the digest of each option of an optimizer's groups, then of each gradient of its parameters, as entries."""
+    """Yield the options of an optimizer's groups, then the gradients of its parameters."""
     for number, group in enumerate(optimizer.param_groups):
         for name, value in group.items():
             if name != "params":

@@ -140,18 +140,7 @@ def init(
 
 
 def make_copier(devices: set[int], environment: Environment) -> Copier:
-    """Return the copier for the devices that hold the state.
-
-    Args:
-        devices: numbers of the GPUs that hold tensors of the state; empty if the state is in host memory.
-        environment: the rank's environment, which contains the number of ranks on the node.
-
-    Returns:
-        A copier that has started its thread.
-
-    Raises:
-        CannotResume: the state is on more than one GPU.
-    """
+    """Return a started copier for these GPUs, or for host memory. Raises CannotResume for more than one GPU."""
     if not devices:
         return CpuCopier(is_crowded=environment.is_crowded)
     if len(devices) > 1:
@@ -216,15 +205,11 @@ def _adapters(
 
 
 def _is_own(optimizer: object, engine: Any) -> bool:
-    """Return whether a registered optimizer is the DeepSpeed engine's own optimizer.
-
-    True if `deepspeed.initialize` returned the optimizer or received it as an argument.
-    """
+    """Return whether `deepspeed.initialize` returned the optimizer or received it as an argument."""
     return optimizer is engine.optimizer or optimizer is engine.optimizer.optimizer
 
 
 def _check_apart(name: str, optimizer: Optimizer, engines: Mapping[str, Any]) -> None:
-    """Reject a registered optimizer that updates parameters of a registered engine, such as DeepSpeed's."""
     members = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for engine_name, engine in engines.items():
         if any(id(parameter) in members for parameter in engine.module.parameters()):

@@ -4,10 +4,9 @@
                keeps b        keeps S │                                         │
                                       └ child: restore b, repeat n steps, compare, and once more if they differ
 
-All ranks agree on S with the coordinator of the generation (`everstep.training.step_rules`). They keep their states at
-b = S - n and at S in files in memory. A replay does not talk to the agent.
-
-If a node or a GPU has no memory for a second process of each rank, the ranks replace themselves by exec instead:
+All ranks agree on S = b + n with the coordinator (`everstep.training.step_rules`), and keep their states in files in
+memory. A replay does not talk to the agent. If memory does not suffice for a second process of each rank, the ranks
+replace themselves by exec:
 
     training ─ b ─ S │ exec: as the child ─┬─ equal: training after S
                                            └─ different, and once more: exec: restore S, training after S
@@ -52,9 +51,9 @@ from everstep.training.state import RankState
 
 REPLAY_VARIABLE = "EVERSTEP_REPLAY"
 MEMORY_SHARE = 0.5
-"""Highest share of the node's available memory that the kept states of its ranks may take."""
+"""Share of the node's available memory that its ranks' kept states may take."""
 LIMIT_SECONDS = 300
-"""Seconds that a rehearsal may take, besides thirty times the seconds from `init` to the first step."""
+"""Seconds for a rehearsal, besides thirty times those from `init` to the first step."""
 _CHILD_SHARE = 0.8
 """Share of this time after which a rank ends its child, and trains on."""
 RETURN = 4
@@ -68,11 +67,9 @@ class Replay(msgspec.Struct, frozen=True):
     """2 and 3 for replays from b, `RETURN` for the return to S."""
     generation: Generation
     first: Step
-    """The step b."""
     last: Step
-    """The step S."""
     kept: tuple[str, str]
-    """Files with the states at b and at S."""
+    """Files with the states at the steps b (`first`) and S (`last`)."""
     records: str
     """File with one line per process that recorded the steps: its `Record` as JSON."""
     output: str
@@ -82,9 +79,7 @@ class Replay(msgspec.Struct, frozen=True):
     began_at: float
     """Monotonic seconds at which the rank left training."""
     first_passed: int = 0
-    """`RankHalf.first_passed` of the training process."""
     resume_revision: int = 0
-    """`RankHalf.resume_revision` of the training process."""
     report: Rehearsed | None = None
 
     @property
@@ -129,13 +124,7 @@ ENDED_EARLY = "the second process of the rank ended before it had repeated the s
 
 
 class Rehearsal:
-    """The rehearsals of one rank.
-
-    Args:
-        state: the rank's complete state.
-        environment: the rank's environment.
-        replay: what this process repeats; None if it trains.
-    """
+    """The rehearsals of one rank. `replay` is None in a process that trains."""
 
     def __init__(self, state: RankState, environment: Environment, replay: Replay | None) -> None:
         self._state = state
@@ -144,11 +133,9 @@ class Rehearsal:
         self._begun_at = time.monotonic()  # not at the import, which a template may have made long before the fork
         self._first_step_seconds = 0.0
         self._early: dict[str, str] = {}
-        """The script's plain values at the first batch of this process, and those that only its first boundary reaches.
-        """
+        """Plain values at the first batch of this process, and those that only its first boundary reaches."""
         self._files: list[Path] = []
-        """Files with the state at b, with the records, and from S on with the state at S, while this process records.
-        """
+        """Files with the state at b, the records, and from S on the state at S, while this process records."""
         self.replay = replay
         self.kept_step = 0
         """The step b, while this process records."""
@@ -199,14 +186,7 @@ class Rehearsal:
             self._note_variables(2 * step + 1)
 
     def begin(self, step: int) -> None:
-        """Keep the state after this step, and record the steps that follow.
-
-        Args:
-            step: the step b, which the rank has just finished.
-
-        Raises:
-            Exception: the state cannot be kept. Nothing is recorded then.
-        """
+        """Keep the state after step b, and record the next steps. Raises Exception, without a change, on failure."""
         self._files = [self._kept("rehearsed-state", step), passes.create_file("rehearsed-steps")]
         self.kept_step = step
         self._recorder.keep(step)
@@ -227,7 +207,7 @@ class Rehearsal:
         return file
 
     def cancel(self) -> None:
-        """End the recording, because the ranks do not rehearse. Without a recording, nothing happens."""
+        """End the recording, if there is one, because the ranks do not rehearse."""
         if self._files:
             self._recorder.detach()
             for file in self._files:
@@ -235,11 +215,7 @@ class Rehearsal:
             self._files, self.kept_step = [], 0
 
     def repeat_beside(self, step: int) -> Rehearsed | None:
-        """Repeat the recorded steps in a child process, while this process waits at step S. Collective.
-
-        Returns:
-            The report; None if a rank has no memory for a child.
-        """
+        """Repeat the recorded steps in a child, and wait at S. Collective. None if a rank lacks memory."""
         if not self._is_true_everywhere(has_room(self._state, self._environment)):
             return None
         began_at, limit = time.monotonic(), _CHILD_SHARE * self.limit_seconds
@@ -263,13 +239,7 @@ class Rehearsal:
         return msgspec.structs.replace(_REPORTS.decode(line), seconds=time.monotonic() - began_at)
 
     def restart(self, step: int, first_passed: int, resume_revision: int) -> NoReturn:
-        """Replace this process by the first replay. Collective.
-
-        Args:
-            step: the step S.
-            first_passed: `RankHalf.first_passed`, which the rank publishes again when it returns.
-            resume_revision: `RankHalf.resume_revision`, for the same purpose.
-        """
+        """Replace this process by the first replay. Collective. The two numbers are published again on return."""
         sys.stdout.flush()
         output = os.dup(1)
         with open(os.devnull, "wb") as nothing:
@@ -293,16 +263,8 @@ class Rehearsal:
         )
 
     def is_over(self, step: int) -> bool:
-        """Compare the replay with the training at the end of the rehearsal.
-
-        If the replay differs from the training on any rank, the call does not return: the rank replays once more. If
-        the repeated steps differ, the rank then returns to its kept state after S.
-
-        Args:
-            step: number of finished steps.
-
-        Returns:
-            Whether this process is a replay that has reached the end, and may train on.
+        """Compare the replay with the training, and return whether this process is a replay that may train on. If any
+        rank differs, the call does not return: the rank replays once more, or returns to its kept state after S.
         """
         replay = self.replay
         if replay is None or step != replay.last:
@@ -336,13 +298,8 @@ class Rehearsal:
             signal.pause()
 
     def closed(self, step: int) -> None:
-        """End the rehearsal if the script ends in a replay. The call then does not return.
-
-        Without this, the job would count as completed. Collective, as every restart.
-
-        Args:
-            step: number of finished steps.
-        """
+        """End the rehearsal, without return, if the script ends in a replay. Collective."""
+        # Without this, the job would count as completed.
         replay = self.replay
         if replay is None or replay.number == RETURN:
             return
@@ -355,11 +312,7 @@ class Rehearsal:
         self._leave(msgspec.structs.replace(replay, number=RETURN, report=report))
 
     def end(self) -> Rehearsed:
-        """Return the report of this replay, and let the process train.
-
-        Returns:
-            The report, with the seconds since the rank left training.
-        """
+        """Return the report of this replay, with the time since the rank left training, and let it train."""
         replay = self.replay
         assert replay is not None
         assert replay.report is not None
@@ -413,13 +366,11 @@ class Rehearsal:
             self._recorder.record.variables[moment] = values_of_script(_registered(self._state))
 
     def _write(self, records: Path) -> list[Record]:
-        """Append this process's record to the file, and return all records of the rehearsal."""
         with records.open("ab") as file:
             file.write(msgspec.json.encode(self._recorder.record) + b"\n")
         return [_RECORDS.decode(line) for line in records.read_bytes().splitlines()]
 
     def _is_true_everywhere(self, value: bool) -> bool:
-        """Return whether the value is true on all ranks. Collective."""
         values = [value]
         if passes.has_peers():
             values = [False] * dist.get_world_size()

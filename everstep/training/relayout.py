@@ -3,8 +3,7 @@
     earlier shards ──▶ boxes of logical tensors ──▶ common elements ──▶ the tensors of this rank's layout
                   └──▶ values of one earlier rank (`values_rank`): options, schedulers, objects, data, generators
 
-An earlier rank is a rank of the launch that captured the step. A box is a rectangular piece of a logical tensor. A rank
-maps whole shards of earlier ranks into its memory until the shards contain all elements of its own tensors.
+A rank maps whole shards of earlier ranks until they contain all elements of its own tensors.
 
 Invariant: a load changes no element of a logical tensor. `read_earlier` makes all checks that can reject the step, and
 writes nothing.
@@ -53,26 +52,14 @@ def read_earlier(
     ranks_per_node: int = 1,
     gather: Gather = alone,
 ) -> Relaid:
-    """Map those shards of the earlier launch (which saved the step) that this rank needs, and plan the load.
+    """Map the earlier shards that this rank needs, and plan the load, without a change of the live state.
 
-    The session calls this once per rank, before the ranks agree to load. The live state does not change. The ranks
-    first compare the copies of all earlier ranks (`earlier_copies`).
-
-    Args:
-        shards: fetches the shards of the earlier launch through the agent.
-        state: the rank's live state. The result has the same layout.
-        expected: this rank, and the run and the step that the earlier shards must have.
-        world_size: number of ranks of this launch.
-        ranks_per_node: number of ranks on each node of this launch.
-        gather: exchanges values between the ranks. With `alone`, this rank reads all earlier shards.
-
-    Returns:
-        The state in this rank's layout, for `RankState.load` and `RankState.complete`.
+    The ranks first compare the copies of all earlier ranks (`earlier_copies`). With `alone`, this rank reads all
+    earlier shards itself. Called once per rank, before the ranks agree to load.
 
     Raises:
         RestoreMismatch: a shard cannot be loaded or read.
-        CannotRelayout: the state cannot be converted to this rank's layout, or earlier ranks differ in a tensor of
-            which each should hold a copy. The error names the tensor or object.
+        CannotRelayout: the state cannot be converted to this rank's layout, or earlier ranks differ in a tensor.
         AgentUnreachable: the connection to the agent was lost for too long.
     """
 
@@ -103,7 +90,6 @@ def _planned(
     world_size: int,
     ranks_per_node: int,
 ) -> Relaid:
-    """Map the earlier shards that this rank needs into `earlier`, and plan the load."""
     values: _Values | None = None
     cover = _Cover(earlier, shards.world_size)
     targets: Sequence[LoadTarget] = ()
@@ -131,19 +117,14 @@ def _planned(
 
 @dataclass(frozen=True, slots=True)
 class Relaid:
-    """A saved step, converted to this rank's layout and checked, but not loaded yet.
-
-    The launch that saved the step had more or fewer ranks, or a different kind of training.
-
-    Implements `restore.Restorable`.
-    """
+    """A saved step, converted to this rank's layout and checked, but not loaded yet (`restore.Restorable`)."""
 
     tensors: SavedTensors
     adapter_values: Tree
     other_values: Tree
 
     def adapters(self) -> Tree:
-        """Return the values of models and optimizers, converted to this rank's layout: one per adapter, for `load`."""
+        """Return the converted values of models and optimizers: one per adapter, for `load`."""
         return self.adapter_values
 
     def others(self) -> Tree:
@@ -153,11 +134,6 @@ class Relaid:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """The values, other than tensors, that this rank loads.
-
-    They come from one rank of the launch that saved the step (`values_rank`).
-    """
-
     state: RankState
     pairs: Sequence[EarlierState]
     others: dict[str, Any]
@@ -194,10 +170,7 @@ class _Values:
 
 
 def _check_facts(was: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Check the facts that must not change with the number of ranks.
-
-    These are facts about optimizers, their parameter groups, buffers and loaders.
-    """
+    """Check the facts about optimizers, groups, buffers and loaders, which the number of ranks must not change."""
     has_engine = any(value.startswith("deepspeed") for facts in (was, now) for value in facts.values())
 
     def is_compared(key: str) -> bool:
@@ -215,7 +188,6 @@ def _check_facts(was: Mapping[str, str], now: Mapping[str, str]) -> None:
 
 
 def _check_names(earlier: EarlierTensors, state: RankState, values: _Values) -> None:
-    """Raise an error if the model that saved the step had a tensor that the current model lacks."""
     names = set(state.parameters())
     names |= {key.partition(" ")[2] for key in state.facts if key.startswith(("buffer ", "tie "))}
     for pair in values.pairs:
@@ -232,30 +204,18 @@ def _check_names(earlier: EarlierTensors, state: RankState, values: _Values) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The elements that a box (rectangular piece) of an earlier shard shares with a box of this rank's tensor."""
+    """The elements that an earlier shard's box shares with a box of this rank's tensor."""
 
     source: torch.Tensor
-    """The common elements, as a view of the earlier shard."""
+    """A view of the earlier shard."""
     part: TensorPart
-    """The box (rectangular piece) of this rank's tensor that receives the elements."""
+    """The box of this rank's tensor."""
     offsets: tuple[int, ...]
-    """Position of the common elements within `part`."""
+    """Position within `part`."""
 
     @classmethod
     def of(cls, offsets: tuple[int, ...], sizes: tuple[int, ...], box: torch.Tensor, part: TensorPart) -> _Piece | None:
-        """Find the elements that are both in a box (rectangular piece) of an earlier shard and in a box of this rank.
-
-        An earlier shard is a shard of the launch that saved the step.
-
-        Args:
-            offsets: position of the earlier shard's box in the logical tensor.
-            sizes: sizes of the earlier shard's box.
-            box: view of the earlier shard's box.
-            part: the box of this rank.
-
-        Returns:
-            The common elements; None if there are none.
-        """
+        """Return the common elements of an earlier shard's box and this rank's `part`; None if there are none."""
         begin = tuple(map(max, offsets, part.offsets))
         lengths = [
             min(offset + size, other + extent) - first
@@ -269,28 +229,21 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Reads:
-    """A tensor of this rank, and the planned copies that fill it from shards of the launch that saved the step."""
-
     target: LoadTarget
     pieces: list[_Piece] = field(default_factory=list)
 
 
 class _Cover:
-    """Plans the copies from the shards of earlier ranks (of the launch that saved the step) into this rank's tensors.
-
-    Args:
-        earlier: the shards of earlier ranks that this rank has mapped into its memory so far; more may follow.
-        earlier_size: number of earlier ranks, for messages.
-    """
+    """Plans the copies from the mapped earlier shards, of which more may follow, into this rank's tensors."""
 
     def __init__(self, earlier: EarlierTensors, earlier_size: int) -> None:
         self.reads: dict[str, _Reads] = {}
-        """The tensors that the mapped shards cover completely, with the copies that fill them, by name."""
+        """The tensors that the mapped shards cover completely, by name."""
         self._earlier = earlier
         self._earlier_size = earlier_size
 
     def add_all(self, targets: Sequence[LoadTarget]) -> list[LoadTarget]:
-        """Plan the copies that fill targets (tensors of this rank). Return the targets that need a further shard."""
+        """Plan the copies that fill targets. Return the targets that need a further shard."""
         for name in self.reads.keys() - {target.name for target in targets}:
             del self.reads[name]
         return [target for target in targets if not self._is_covered(target)]
@@ -312,10 +265,7 @@ class _Cover:
         return True
 
     def _pieces(self, target: LoadTarget, part: TensorPart) -> list[_Piece] | None:
-        """Return the copy operations that fill one piece of `target`, a tensor of this rank.
-
-        None if the earlier shards that this rank has mapped so far lack a part of the piece.
-        """
+        """Return the copies that fill a part of `target`; None if the mapped shards lack some of it."""
         held = self._earlier.get(part.name)
         if held is None:
             return None
@@ -343,7 +293,7 @@ class _Cover:
             )
 
     def explain(self, target: LoadTarget) -> tuple[str, str]:
-        """Return the name of a tensor that all shards of the saved step together cannot fill, and the reason."""
+        """Return the name of a tensor that all shards together cannot fill, and the reason."""
         for alternatives in _places(target):
             part = alternatives[0]
             held = self._earlier.get(part.name)
@@ -359,10 +309,7 @@ class _Cover:
 
 
 def _places(target: LoadTarget) -> list[list[TensorPart]]:
-    """Return the boxes (pieces of whole tensors) that fill a target.
-
-    Boxes in one inner list fill the same elements with equal content, so one of them suffices.
-    """
+    """Return the boxes that fill a target. Those in one inner list have equal content for the same elements."""
     places: dict[tuple[int, int], list[TensorPart]] = {}
     for part in target.parts:
         if part.elements:
@@ -371,15 +318,7 @@ def _places(target: LoadTarget) -> list[list[TensorPart]]:
 
 
 class RelaidTensors(SavedTensors):
-    """The tensors that this rank loads from the shards of a launch with a different number of ranks or a different
-    layout.
-
-    `bring` copies the elements of each tensor from the earlier shards, which are mapped into this rank's memory.
-
-    Args:
-        cover: the planned copies for every tensor of this rank.
-        earlier: the shards from which `bring` copies.
-    """
+    """The tensors that this rank loads from earlier shards, from which `bring` copies as `cover` has planned."""
 
     def __init__(self, cover: _Cover, earlier: EarlierTensors) -> None:
         super().__init__()
@@ -422,7 +361,6 @@ class RelaidTensors(SavedTensors):
         self._copy(waiting)
 
     def _copy(self, filled: Sequence[tuple[_Reads, torch.Tensor]]) -> None:
-        """Copy the planned parts of earlier ranks' shards into this rank's tensors, all in one call."""
         sources: list[torch.Tensor] = []
         targets: list[torch.Tensor] = []
         for reads, live in filled:
@@ -443,7 +381,6 @@ def _narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[in
 
 
 def _box(tensor: torch.Tensor, part: TensorPart) -> torch.Tensor:
-    """Return the part of a live tensor that a box (rectangular piece) covers. It shares the tensor's memory."""
     if part.start == 0 and part.sizes == tuple(tensor.shape):
         return tensor  # A whole tensor may be non-contiguous. `view(-1)` would then fail.
     return tensor.view(-1)[part.start : part.start + part.elements].view(part.sizes)

@@ -1,9 +1,8 @@
 """Restores a step: reads the rank's slot, agrees with the other ranks, and writes the snapshot into the live objects.
 
 Invariant: no rank changes a live object before all ranks have found that their snapshots are of the same step and fit
-the objects that the script built. If one rank rejects its snapshot, all ranks raise an error. While the agent is still
-receiving the payload, the rank copies each tensor as soon as the agent has verified its bytes (`Arrival`). No rank
-trains before all bytes are verified on all nodes.
+the script's objects. Otherwise, all ranks raise an error. A rank copies each tensor as soon as the agent has verified
+its bytes (`Arrival`). No rank trains before all bytes are verified on all nodes.
 """
 
 from __future__ import annotations
@@ -42,10 +41,7 @@ from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree, decode
 
 VALUE_PREFIX = "value"
-"""Prefix of the names of large tensors that do not belong to a model or optimizer.
-
-An example is `value/objects/extra/average/weights`.
-"""
+"""Prefix of the names of large tensors outside models and optimizers, as `value/objects/extra/average/weights`."""
 SHOWN_DIFFERENCES = 8
 
 _SLOT_VALUES = msgspec.msgpack.Decoder(SlotValues)
@@ -53,35 +49,29 @@ _FACTS = msgspec.msgpack.Decoder(dict[str, str])
 
 
 def decode_values(data: bytes) -> SlotValues:
-    """Decode the field `values` of a slot's index. Raises a ValueError of msgspec if the bytes are invalid."""
+    """Decode `values` of a slot's index. Raises a ValueError of msgspec if the bytes are invalid."""
     return _SLOT_VALUES.decode(data)
 
 
 def decode_facts(data: bytes) -> dict[str, str]:
-    """Decode the facts about models and optimizers from `encode_facts`. Raises ValueError if the bytes are invalid."""
+    """Decode the bytes of `encode_facts`. Raises ValueError if they are invalid."""
     return _FACTS.decode(data)
 
 
 class Restorable(Protocol):
-    """A saved state for one rank, whose format and layout were checked when it was read.
-
-    `RankState.load` and `RankState.complete` write it into the script's live objects.
-    """
+    """A checked saved state for one rank, in its layout."""
 
     @property
     def tensors(self) -> SavedTensors:
-        """The tensors of the state by name, in this rank's layout."""
+        """The tensors by name, in this rank's layout."""
         ...
 
     def adapters(self) -> Tree:
-        """Return the plain values of models and optimizers: for each adapter, the value that its `load` receives."""
+        """Return what each adapter's `load` receives. Raises RestoreMismatch if the values do not decode."""
         ...
 
     def others(self) -> Tree:
-        """Return all values that do not belong to models and optimizers, by name.
-
-        These are the states of registered objects and data loaders, the modules' training modes, and random generators.
-        """
+        """Return all other values by name. Raises RestoreMismatch if they do not decode."""
         ...
 
 
@@ -91,34 +81,13 @@ class Snapshot:
 
     step: Step
     tensors: SavedTensors
-    """Tensors of the slot. Their memory is copy-on-write, so the slot itself never changes.
-
-    Reading a tensor waits until its bytes are verified.
-    """
+    """Views of the slot's copy-on-write memory. Reading one waits until its bytes are verified."""
     values: SlotValues
 
     def adapters(self) -> Tree:
-        """Return the plain values of models and optimizers, as their adapters stored them in the snapshot.
-
-        Returns:
-            A list with the values that each adapter's `observe` returned.
-
-        Raises:
-            RestoreMismatch: the values do not decode.
-        """
         return self._decode(self.values.adapters)
 
     def others(self) -> Tree:
-        """Return all values that do not belong to models and optimizers.
-
-        Values that are tensors are read from the end of the payload.
-
-        Returns:
-            The values of objects, data and generators, by name.
-
-        Raises:
-            RestoreMismatch: the values do not decode.
-        """
         return self._decode(self.values.others)
 
     def _decode(self, data: bytes) -> Tree:
@@ -130,19 +99,11 @@ class Snapshot:
 
 
 class LoadBegunAnew(Exception):
-    """The agent has started to load the snapshot again, from another source or after a restart of the agent.
-
-    The bytes that the rank has already copied are then invalid.
-    """
+    """The agent loads the snapshot anew, so the bytes that the rank has copied are invalid."""
 
 
 class Arrival:
-    """Tracks how much of a snapshot the agent has already written into its slot and verified.
-
-    Args:
-        link: connection to the agent; receives the messages about the progress.
-        named: the agent's message about the snapshot to restore. If it is a `Welcome`, the whole snapshot has arrived.
-    """
+    """Tracks how much of a snapshot the agent has written into its slot and verified; all of it after a `Welcome`."""
 
     def __init__(self, link: AgentLink, named: Arriving | Welcome) -> None:
         self._link = link
@@ -150,44 +111,21 @@ class Arrival:
         self._verified = 0
 
     def has(self, end: int) -> bool:
-        """Return whether the agent has reported that the first `end` bytes of the payload are verified.
-
-        The call does not wait.
-        """
+        """Return, without waiting, whether the first `end` bytes of the payload are verified."""
         return self._load is None or end <= self._verified
 
     def wait(self, end: int) -> None:
-        """Wait until the first bytes of the payload are verified.
-
-        Args:
-            end: length of the prefix, in bytes.
-
-        Raises:
-            LoadBegunAnew: the agent loads the snapshot again.
-            AgentUnreachable: the connection to the agent was lost for too long.
-        """
+        """Wait for the first `end` verified bytes. Raises LoadBegunAnew, or AgentUnreachable after a long silence."""
         if not self.has(end):
             self._look(lambda half: half.verified >= end)
 
     def check(self) -> None:
-        """Check that the agent has not started to load the snapshot again.
-
-        Raises:
-            LoadBegunAnew: the agent has started to load the snapshot again.
-            AgentUnreachable: the connection to the agent was lost for too long.
-        """
+        """Check that the agent has not started to load the snapshot again. Raises as `wait`."""
         if self._load is not None:
             self._look(lambda _: True)
 
     def finish(self) -> None:
-        """Wait until every node has verified its ranks' shards.
-
-        Then check that the agent has not started to load the snapshot again.
-
-        Raises:
-            LoadBegunAnew: the agent loads the snapshot again.
-            AgentUnreachable: the connection to the agent was lost for too long.
-        """
+        """Wait until every node has verified its ranks' shards, then `check`. Raises as `wait`."""
         if self._load is not None:
             self._link.watch(lambda _: isinstance(self._link.welcome(), Welcome))
             self.check()
@@ -208,8 +146,6 @@ class Arrival:
 
 
 class _Tensors(SavedTensors):
-    """The tensors of a payload, as views of the slot. Reading a tensor waits until its bytes are verified."""
-
     def __init__(self, memory: mmap.mmap, index_offset: int, index: SlotIndex, arrival: Arrival) -> None:
         super().__init__()
         self._payload = (
@@ -237,7 +173,7 @@ class _Tensors(SavedTensors):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The run, rank, step and facts about models and optimizers that the slot to restore from must have."""
+    """The run, rank, step and facts that the slot to restore from must have."""
 
     run: RunId
     rank: Rank
@@ -246,34 +182,13 @@ class Expected:
 
 
 def encode_facts(facts: Mapping[str, str]) -> tuple[bytes, bytes]:
-    """Encode the facts about models and optimizers, and return the bytes with their digest (the layout hash).
-
-    Args:
-        facts: facts that must be equal in the launch that saved and the launch that restores. Their order does not
-            matter.
-
-    Returns:
-        The bytes, and the xxh3-128 digest of the bytes.
-    """
+    """Return encoded facts, in any order, and their xxh3-128 digest (the layout hash)."""
     data = msgspec.msgpack.encode(dict(sorted(facts.items())))
     return data, digest(data)
 
 
 def map_ahead(path: Path, arenas: Sequence[Arena]) -> mmap.mmap:
-    """Map a slot file, and prefault its pages and the arenas in the background.
-
-    Prefaulting means to access memory in advance, because the first access is slow. The script continues meanwhile.
-
-    Args:
-        path: the slot that the agent named.
-        arenas: memory for tensors that do not exist yet.
-
-    Returns:
-        A private mapping: what this process writes into it does not change the slot.
-
-    Raises:
-        OSError: the file cannot be opened.
-    """
+    """Map a slot file privately, and prefault it and the arenas in the background. Raises OSError as `open`."""
     with path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
@@ -290,22 +205,9 @@ def map_ahead(path: Path, arenas: Sequence[Arena]) -> mmap.mmap:
 
 
 def read_snapshot(named: Arriving | Welcome, memory: mmap.mmap, arrival: Arrival, expected: Expected) -> Snapshot:
-    """Read and check the snapshot in a slot, without communication between ranks.
-
-    The agent has verified the payload's digest, or verifies arriving chunks one by one.
-
-    Args:
-        named: the agent's message about the snapshot to restore.
-        memory: mapping of the whole slot, header included.
-        arrival: waits for the parts of the payload that have not arrived yet.
-        expected: run, rank, step and facts that the slot must have.
-
-    Returns:
-        The snapshot. Its tensors are views of `memory`.
-
-    Raises:
-        RestoreMismatch: the slot is incomplete, or has a different run, rank, step or layout. The error names the
-            differences.
+    """Read and check the snapshot in a mapped slot, without communication between ranks. Its tensors are views. The
+    agent verifies the payload's digest, or arriving chunks one by one. Raises RestoreMismatch if the slot is
+    incomplete, or has a different run, rank, step or layout.
     """
     # While the agent still loads the snapshot (`Arriving`), the slot's header is not valid. The agent writes the header
     # after the whole payload, and `check_whole` checks it then.
@@ -326,17 +228,7 @@ def read_snapshot(named: Arriving | Welcome, memory: mmap.mmap, arrival: Arrival
 
 
 def check_whole(named: Arriving | Welcome, memory: mmap.mmap, expected: Expected) -> None:
-    """Check that a slot is sealed and has the expected run, rank, step and layout.
-
-    Args:
-        named: the agent's message about the snapshot to restore.
-        memory: mapping of the whole slot, header included.
-        expected: run, rank, step and layout that the slot must have.
-
-    Raises:
-        RestoreMismatch: the slot is incomplete, or has a different run, rank, step or layout. The error names the
-            differences.
-    """
+    """Raise RestoreMismatch if a mapped slot is not sealed, or has another run, rank, step or layout."""
     if _header(named, memory, expected).layout_hash != encode_facts(expected.facts)[1]:
         raise RestoreMismatch(
             f"the layout hash in the header of the slot {named.base_slot_path} is not that of its facts"
@@ -358,16 +250,8 @@ def _header(named: Arriving | Welcome, memory: mmap.mmap, expected: Expected) ->
 
 
 def agree(step: Step, problem: str) -> None:
-    """Wait until all ranks have reported which step they can restore, and check that it is the same step.
-
-    Collective: every rank calls it once, even if it has a problem.
-
-    Args:
-        step: the step that the agent named for this rank; 0 without a snapshot.
-        problem: why this rank cannot restore. Empty if the rank can restore.
-
-    Raises:
-        RestoreMismatch: this rank or another rank cannot restore, or the ranks received different steps.
+    """Check that all ranks can restore the same step, 0 without a snapshot. Collective, even for a rank with a
+    `problem`. Raises RestoreMismatch if a rank cannot restore, or the ranks received different steps.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         backend = dist.get_backend()  # The backend may have a device prefix, as in "cuda:nccl".

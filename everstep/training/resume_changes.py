@@ -11,17 +11,13 @@ import torch
 from everstep.training.attributes import functions_of
 from everstep.training.state import RankState
 
+# A look takes a millisecond for 1,000 modules.
 FUNCTIONS_EVERY = 50
-"""Number of steps between two looks at hooks and functions, because a look takes a millisecond for 1,000 modules."""
+"""Steps between two looks at hooks and functions."""
 
 
 class ResumeChanges:
-    """Counts the changes after which a job must prove its resume again (`RankHalf.resume_revision`).
-
-    Args:
-        state: the rank's complete state, after the restore.
-        count: result of the last `look` before a rehearsal, if this process ends one.
-    """
+    """Counts the changes after which a job must prove its resume again (`RankHalf.resume_revision`)."""
 
     def __init__(self, state: RankState, count: int = 0) -> None:
         self._state = state
@@ -29,7 +25,7 @@ class ResumeChanges:
         self.count = count
         self._looks = 0
         self._functions: list[object] = []
-        """Hooks and functions of the modules at the last look at them, first after the first step of this process."""
+        """The result of the last look, first after the first step of this process."""
 
     def look(self) -> int:
         """Return the number of changes so far. The session calls this after every step."""
@@ -45,7 +41,6 @@ class ResumeChanges:
         return self.count
 
     def _now(self) -> tuple[int, list[Sequence[torch.nn.Module]], list[int]]:
-        """Return the number of loaders read once, the present modules, and the size of each parameter group."""
         return (
             sum(stream.epoch > 0 for stream in self._state.streams.values()),
             [of_root for adapter in self._state.adapters for of_root in adapter.trees()],

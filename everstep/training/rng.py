@@ -1,7 +1,6 @@
 """Reads, restores and seeds the states of random number generators.
 
-The process's generators are torch's generators on the CPU and on every CUDA device, numpy's global generator, and
-Python's generator.
+The process's generators are torch's on the CPU and on every CUDA device, numpy's global one, and Python's.
 
 Invariant: `restore(observe())` changes no generator. After `restore(state)`, the generators draw the same numbers as
 after the `observe` that returned `state`.
@@ -28,25 +27,14 @@ RandomState: TypeAlias = dict[str, Tree]
 Generator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
 States: TypeAlias = list[Tree]
-"""States of several generators.
-
-The first item contains the states of all generators of the process. Each further item contains the state of one other
-generator, such as an attribute of a sampler.
-"""
+"""First the states of all generators of the process, then one state per other generator."""
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _PYTHON_WORDS = struct.Struct("<625I")
 
 
 def observe(*, with_devices: bool = True) -> RandomState:
-    """Return the state of every generator of the process as a tree.
-
-    Args:
-        with_devices: include CUDA's generators. Reading their states synchronizes each device in use.
-
-    Returns:
-        A tree for `state_tree.encode`.
-    """
+    """Return the state of every generator of the process. CUDA's generators synchronize each device in use."""
     version, words, gauss = random.getstate()
     numpy_state = cast("tuple[Any, ...] | dict[str, Any]", np.random.get_state())
     state: RandomState = {
@@ -81,23 +69,14 @@ def restore(state: RandomState) -> None:
 
 
 def seed(number: int) -> None:
-    """Seed every generator of this process.
-
-    Args:
-        number: the seed, 64 bits.
-    """
+    """Seed every generator of this process with a number of 64 bits."""
     torch.manual_seed(number)
     np.random.seed(number & 0xFFFFFFFF)
     random.seed(number)
 
 
 def seed_on_host(number: int, generators: Iterable[Generator]) -> None:
-    """Seed the process's generators on the CPU, and the given generators. CUDA's generators keep their states.
-
-    Args:
-        number: the seed, 64 bits.
-        generators: further generators, such as attributes of a dataset.
-    """
+    """Seed the process's generators on the CPU, but not CUDA's, and further generators, with a number of 64 bits."""
     torch.default_generator.manual_seed(number)
     np.random.seed(number & 0xFFFFFFFF)
     random.seed(number)
@@ -106,17 +85,7 @@ def seed_on_host(number: int, generators: Iterable[Generator]) -> None:
 
 
 def derived(state: RandomState, number: int) -> RandomState:
-    """Return generator states for a rank that has none of its own, derived from the states of another rank.
-
-    Equal arguments give equal states. Different numbers give different random streams.
-
-    Args:
-        state: a result of `observe`.
-        number: the rank that gets the states.
-
-    Returns:
-        A result like that of `observe`.
-    """
+    """Derive generator states from those of another rank, for the rank `number`. Equal arguments give equal states."""
     before = observe()
     try:
         restore(state)
@@ -127,15 +96,7 @@ def derived(state: RandomState, number: int) -> RandomState:
 
 
 def find_generators(roots: Iterable[object], *, depth: int = SEARCH_DEPTH) -> list[Generator]:
-    """Return each random generator inside these objects once, in a fixed order.
-
-    Args:
-        roots: samplers, datasets or functions, as in `parts.find`.
-        depth: number of levels, counted from the roots.
-
-    Returns:
-        Generators of torch, numpy and Python.
-    """
+    """Return each generator of torch, numpy and Python inside these objects once, as `parts.find`."""
     return find(roots, _is_generator, depth=depth)
 
 
@@ -144,7 +105,7 @@ def _is_generator(value: object) -> bool:
 
 
 def states(generators: Sequence[Generator]) -> States:
-    """Return the state of the process's generators as the first item, then the given generators' states."""
+    """Return the state of the process's generators, then the given generators' states."""
     return [observe(with_devices=False), *generator_states(generators)]
 
 
@@ -155,13 +116,7 @@ def set_states(generators: Sequence[Generator], states: States) -> None:
 
 
 def set_state_at(generators: Sequence[Generator], index: int, state: Tree) -> None:
-    """Set the process's generators, or one other generator, to a state that `states` returned.
-
-    Args:
-        generators: the generators that `states` was called with.
-        index: index in the result of `states`. 0 selects the process's generators.
-        state: state of that generator, from the result of `states`.
-    """
+    """Set the generator at `index` of `states`, where 0 selects the process's generators."""
     if index == 0:
         restore(cast(RandomState, state))
     else:
@@ -170,7 +125,7 @@ def set_state_at(generators: Sequence[Generator], index: int, state: Tree) -> No
 
 @contextmanager
 def kept(generators: Sequence[Generator]) -> abc.Generator[None]:
-    """Return a context that restores the states of the process's generators and of the given generators at its end."""
+    """Restore the states of the process's generators and of the given generators at the context's end."""
     before = states(generators)
     try:
         yield
@@ -179,17 +134,7 @@ def kept(generators: Sequence[Generator]) -> abc.Generator[None]:
 
 
 def branch(generators: Sequence[Generator], index: int) -> Tree:
-    """Return a generator state that begins another stream of random numbers, derived from a generator's current state.
-
-    The new stream has other numbers than the generator.
-
-    Args:
-        generators: the generators that `states` was called with. They keep their states.
-        index: index of the generator in the result of `states`.
-
-    Returns:
-        The state, for `set_state_at`.
-    """
+    """Derive a state for another stream of numbers from the generator at `index` of `states`, which keeps its state."""
     with kept(generators):
         if index == 0:
             seed(_draw_seed(torch.default_generator))
@@ -210,7 +155,7 @@ def _draw_seed(generator: Generator) -> int:
 
 
 def kind_of(generator: Generator) -> str:
-    """Return the name of a generator's kind. Generators of one kind can take each other's states."""
+    """Return a generator's kind. Generators of one kind can take each other's states."""
     if isinstance(generator, torch.Generator):
         return f"torch.Generator on {generator.device}"
     if isinstance(generator, np.random.Generator):
@@ -219,11 +164,7 @@ def kind_of(generator: Generator) -> str:
 
 
 def followed(found: list[Generator], known: Sequence[Generator], path: str) -> list[Generator]:
-    """Return the generators `found` that objects hold now, if a restarted script can give them their states.
-
-    Raises CannotResume, with `path` for the objects, if a restarted script would have the generators `known` instead:
-    their number or a kind has changed.
-    """
+    """Return `found`. Raises CannotResume if their number or a kind differs from those `known`."""
     if (kinds := [*map(kind_of, found)]) != (before := [*map(kind_of, known)]):
         raise CannotResume(
             path,

@@ -21,14 +21,11 @@ from everstep.protocol.plan import channel_variable
 from everstep.training.errors import SessionMisuse
 
 FINAL_ROUND_SECONDS = 30.0
-"""Default time limit, in seconds, for which `close()` waits for the commit of the last step."""
+"""Default of the limit within which `close()` waits for the commit of the last step."""
 UNCROWDED_CORES = 4
-"""Minimum number of cores per rank with which training shares no core with copier and agent.
-
-The rank, its copier, the agent's digests and the agent's transfers each use one core.
-"""
+"""Cores per rank with which training shares no core: the rank, its copier, the agent's digests and its transfers."""
 WELCOME_SECONDS = 30.0
-"""Default time in seconds within which `init` must reach its agent."""
+"""Default limit within which `init` must reach its agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +43,9 @@ class Environment:
     local_rank: int = 0
     ranks_per_node: int = 1
     cores: float = 1.0
-    """Number of processor cores of this node, divided by its number of ranks."""
+    """Cores of this node, divided by its number of ranks."""
     is_elastic: bool = False
-    """True if the job may continue with another number of nodes. False if the agent is older than this field."""
+    """False if the agent is older than this field."""
 
     @property
     def is_crowded(self) -> bool:

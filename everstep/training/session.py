@@ -5,23 +5,13 @@
         …
     session.close()
 
-Each step passes through these calls:
-
-1. `boundary` reads the agent's half of the shared page (`everstep.protocol.rank_messages`) and calls
-  `step_rules.decide`.
-2. `Snapshotter.capture` starts a `Copier` in the background.
-3. The guard waits for the copy before the next change of the state.
-4. When the copy has ended and is consistent, the rank sends `Captured` to the agent.
+At each step, `boundary` reads the agent's half of the shared page and calls `step_rules.decide`. `Snapshotter.capture`
+starts a `Copier` in the background, for which the guard waits before the next change of the state. When the copy has
+ended and is consistent, the rank sends `Captured`. If a snapshot fails, the session skips it and training continues.
 
 Invariant: a snapshot of step k holds the state right after the k-th optimizer step. The session takes it at boundary k,
-or in `close` if the script has called nothing that changes the state since this boundary (no batch, no step, no
-`fence`). When the loop ends, the session records training modes and random generators. An evaluation between the loop
-and `close` therefore does not change the snapshot.
-
-If a snapshot fails, the session skips it and training continues.
-
-The module has more than 500 lines. It is not divided, because all calls of a script depend on the state of the current
-boundary. Decisions without I/O are in `step_rules`.
+or in `close` if the script has called nothing that changes the state since this boundary. When the loop ends, the
+session records training modes and random generators, so an evaluation before `close` does not change the snapshot.
 """
 
 from __future__ import annotations
@@ -94,30 +84,17 @@ from everstep.training.step_watch import StepWatch, uncompiled
 from everstep.training.values import Values
 
 PAGE_POLL_SECONDS = 0.05
-"""Maximum seconds between two reads of the shared page while a rank waits after a finished step.
-
-The rank polls the page, because the agent's wake-up message `PageChanged` may be lost.
-"""
+"""Interval of reads of the page while a rank waits, because `PageChanged` may be lost."""
 QUIET_SECONDS = 0.25
-"""Maximum seconds for which the rank may delay its report of a finished step.
-
-The rank delays only reports that need no answer, and combines several reports into one message. The delay is too short
-for users and peers to notice.
-"""
+"""Longest delay of a report that needs no answer, too short for users and peers to notice."""
+# Copying the largest measured state takes this long: 33 GiB at 0.15 s per GiB.
 DRAIN_SECONDS = 5.0
-"""Maximum wait, in seconds, for a running copy when the process ends after an error.
-
-Copying the largest measured state takes about this long: 33 GiB at 0.15 s per GiB. Without a limit, a failed device
-would block the exit forever.
-"""
+"""Longest wait for a running copy when the process ends after an error, because a device may have failed."""
 NOT_COMPILED = (
     "Everstep waits here for the copy of the state: compile optimizer.step() without fullgraph=True, or "
     "call it uncompiled"
 )
-"""Text that torch.compile prints if the script requires an unbroken graph (`fullgraph=True`).
-
-In all other cases, torch.compile breaks the graph where the guard is called, so the guard runs in every step.
-"""
+"""Text of torch.compile for `fullgraph=True`. Otherwise, it breaks the graph, so the guard runs in every step."""
 ENDS = (StopIteration, StopAsyncIteration, GeneratorExit)
 """Exceptions by which Python marks the end of an iterator or generator."""
 
@@ -135,8 +112,6 @@ class Control:
 
 
 class _Half(TypedDict, total=False):
-    """The values that the rank has set on its half of the shared-memory page (`RankHalf`)."""
-
     boundary: int
     phase: Phase
     copying: int
@@ -152,20 +127,7 @@ class _Half(TypedDict, total=False):
 
 
 class TrainingSession:
-    """One rank's session with Everstep. `init` returns it to the script.
-
-    Args:
-        state: the rank's complete state.
-        link: connection to the agent, or `NullLink` without an agent.
-        environment: parsed environment variables of the rank.
-        copier: copies tensors into slots, from host or GPU memory.
-        has_many_streams: True when the script registered its loaders by name. Batches are then dicts, one entry per
-            loader.
-        extra: the plain values of `init(extra=…)`.
-        check: records the steps of a determinism check. None in every other run.
-        replay: the steps that this process repeats in a rehearsal. None in every other run.
-        clock: monotonic clock, in seconds.
-    """
+    """One rank's session with Everstep. `init` returns it to the script."""
 
     def __init__(
         self,
@@ -208,28 +170,20 @@ class TrainingSession:
         self._half = RankHalf(generation=link.generation)
         self._base = Step(0)
         self._rehearsed = NONE
-        """The step after which this rank has rehearsed last."""
         self._boundary = 0
         self._is_restored = False
         self._is_stopped = False
         self._is_closed = False
         self._has_left = False
-        """True if the script has started another step or called `fence` since its last call of `boundary`."""
+        """Whether the script has started another step or called `fence` since its last `boundary`."""
         self._progress = state.progress()
-        """Value of `RankState.progress` when the script last called `boundary`."""
         self._departure = ""
-        """Reason why the state may have changed between the last boundary and `close`. `close` sets it.
-
-        Empty if the state is unchanged.
-        """
+        """Why the state may have changed between the last boundary and `close`; empty if it has not."""
         self._handled = sys.exc_info()[1]
-        """The exception that the script was already handling when the session started.
-
-        `close` ignores this exception when it checks whether the script failed.
-        """
+        """The exception that the script was already handling at the start, which `close` ignores."""
         self._reported_blocked_seconds = 0.0
         self._reported_at = -math.inf
-        """Time at which the rank last reported a finished step without delay, in seconds of `clock`."""
+        """Time of the last report of a finished step without delay."""
         self._profiler: NetworkProfiler | None = None
         # Only local rank 0 profiles the network, because the ranks of a node have the same idle times.
         if link.has_agent and environment.world_size > 1 and environment.local_rank == 0:
@@ -239,10 +193,7 @@ class TrainingSession:
             self.fence()
 
         self.fence_hook = uncompiled(fence, NOT_COMPILED)
-        """`fence` as a hook for torch.
-
-        Compiled code leaves its graph to call this hook, because a traced hook would not wait.
-        """
+        """`fence` as a hook for torch. Compiled code leaves its graph for it, because a traced hook would not wait."""
         for optimizer in state.optimizers():
             optimizer.register_step_pre_hook(self.fence_hook)
         if check is not None:
@@ -553,10 +504,7 @@ class TrainingSession:
         self._link.send(RankFault(generation=self._link.generation, code=error.code, message=str(error)))
 
     def _drain(self) -> None:
-        """Wait for running torch calls after the script failed.
-
-        A torch call that still runs while the process exits would crash the process.
-        """
+        """Wait for running torch calls after the script failed, because they would crash the exiting process."""
         self._snapshotter.drain(DRAIN_SECONDS)
         if self._profiler is not None:
             self._profiler.close()
@@ -582,10 +530,7 @@ class TrainingSession:
         logger.warning("step %d is not captured at the end: %s", self._boundary, self._departure)
 
     def _final_round(self) -> None:
-        """Wait after the last step of training until it is committed.
-
-        The wait also ends when the agent reports that no step will be committed any more, or after the time limit.
-        """
+        """Wait, for a limited time, until the last step is committed, or no step will be any more."""
         deadline = self._clock() + self._environment.final_round_seconds
         while (left := deadline - self._clock()) > 0:
             half = self._link.poll()
@@ -602,10 +547,6 @@ class TrainingSession:
         )
 
     def _await_stop(self) -> StepDecision:
-        """Wait after the step of an announced stop, until the agent confirms or withdraws the stop.
-
-        The rank also waits while the agent restarts or its page cannot be read.
-        """
         while True:
             self._guard.reach()
             self._link.wait(PAGE_POLL_SECONDS)
@@ -614,17 +555,13 @@ class TrainingSession:
                 return decision
 
     def _attend(self) -> StepDecision:
-        """Read the agent's half of the shared page, call `step_rules` with it, and carry out the returned decision."""
         half = self._link.poll()
         if half is not None:
             return self._act(half)
         return decide_alone(self._view(), word) if (word := self._link.word) is not None else StepDecision()
 
     def _may_wait(self, decision: StepDecision, passed_at: float) -> bool:
-        """Return whether the rank may report this finished step later, together with the next finished step.
-
-        Fewer reports are better, because each report takes processor time from the running step.
-        """
+        """Return whether the rank may report this step with the next one. Each report costs the running step time."""
         return decision.is_quiet and passed_at - self._reported_at < QUIET_SECONDS
 
     def _act(self, half: AgentHalf) -> StepDecision:
@@ -701,7 +638,6 @@ class TrainingSession:
         self._rehearsal.restart(self._boundary, self._half.first_passed, self._changes.count)
 
     def _end_replay(self) -> None:
-        """Return to training if this process is a replay that has ended."""
         replay = self._rehearsal.replay
         if replay is None or not self._rehearsal.is_over(self._boundary):
             return
@@ -727,10 +663,7 @@ class TrainingSession:
         )
 
     def _bring(self) -> Step:
-        """Restore the step that the agent names and return its number.
-
-        If the agent starts to load the snapshot again, the method restores from the beginning.
-        """
+        """Restore the step that the agent names and return its number, again if the agent begins to load anew."""
         while True:
             named = self._link.welcome()
             try:
@@ -764,7 +697,6 @@ class TrainingSession:
             self._state.complete(snapshot)
 
     def _bring_earlier(self, named: Welcome, layout: EarlierLayout) -> None:
-        """Load a step that a different number of ranks, or ranks with a different layout, captured."""
         expected = Expected(self._environment.run, self._environment.rank, named.base_step, self._state.facts)
         refusal: RestoreMismatch | None = None
         relaid = None
@@ -785,11 +717,7 @@ class TrainingSession:
     def _read(
         self, named: Arriving | Welcome, arrival: Arrival, expected: Expected
     ) -> tuple[tuple[mmap.mmap, Snapshot] | None, str]:
-        """Map and check the slot to restore from.
-
-        Return the mapping and the snapshot, or the reason why the slot is unusable. At step 0, there is nothing to
-        restore: the method returns None and an empty reason.
-        """
+        """Return the mapped slot and its snapshot, or why it is unusable. At step 0: None and an empty reason."""
         mapped, self._mapped = self._mapped, None
         if not named.base_step:
             return None, ""
@@ -825,14 +753,10 @@ class TrainingSession:
         return count >= accumulate if before is None else self._state.steps_made() != before
 
     def _nudge(self) -> None:
-        """Send the agent a message, so that it reads the rank's half of the page. A loss of the message is harmless."""
         self._link.hint(Boundary(generation=self._link.generation, boundary=Step(self._boundary)))
 
     def _word(self, passed_at: float) -> Boundary:
-        """Return the `Boundary` message about the newest finished step.
-
-        The message also reports for how many seconds snapshots and uploads have blocked training since the last report.
-        """
+        """Return the message about the newest finished step, with the blocked seconds since the last report."""
         blocked = self._guard.total_blocked_seconds - self._reported_blocked_seconds
         self._reported_blocked_seconds += blocked
         return Boundary(
@@ -846,10 +770,7 @@ class TrainingSession:
         self._link.hold(IdleSpans(generation=self._link.generation, iteration_seconds=iteration_seconds, spans=spans))
 
     def _publish(self, **changes: Unpack[_Half]) -> None:
-        """Update the given fields of the rank's half of the shared page.
-
-        Other fields keep their values. Safe from any thread.
-        """
+        """Update the given fields of the rank's half of the page. Safe from any thread."""
         with self._half_lock:
             # Update all fields in one call. A signal handler, which may publish other fields, cannot interrupt this
             # call, so no field is lost.

@@ -1,18 +1,12 @@
-"""Captures a proposed step into a slot and reports the outcome to the agent.
-
-The rank sends the outcome as `Captured`, or as `Abandoned` with a reason.
+"""Captures a proposed step into a slot and reports the outcome to the agent, as `Captured` or `Abandoned`.
 
     boundary                      forward and backward              before the next optimizer step
     observe; copy tensors ───────▶ the copier copies the others, ──▶ the guard waits for the copy and checks it
     that may change at any time   `Capturing` … `Captured`          (audited snapshots: everything is copied at the
                                                                      boundary, `Captured` is sent only here)
 
-Invariant: the rank reports a snapshot as captured only if every byte belongs to its step. Two checks ensure this:
-versions of tensors show all changes that torch counts, and audits (byte-wise comparisons of some snapshots) find
-changes that torch does not count. Errors of this module never reach the training script.
-
-The module has more than 500 lines. It is not divided, because a capture, the check of its copy and the slots share the
-lock under which the outcome becomes final.
+Invariant: the rank reports a snapshot as captured only if every byte belongs to its step. Versions of tensors show all
+changes that torch counts, and audits find others. Errors of this module never reach the training script.
 """
 
 from __future__ import annotations
@@ -51,31 +45,17 @@ from everstep.training.sources import Marks, Sources
 from everstep.training.state import Observed, RankState
 
 CLOSE_CHECK_SECONDS = 0.25
-"""Seconds between two checks whether the session is closed, while a background thread waits for the first slots.
-
-The thread notices immediately when the agent grants them.
-"""
+"""Interval of checks for the end of the session, while a background thread waits for the first slots."""
+# For smaller states, a report costs as much time as it saves. With few cores, early digests and transfers would use the
+# copier's core, delay the commit and block training.
 STREAMED_BYTES = 32 * 1024 * 1024
-"""Minimum bytes of a background copy for which the rank reports the copy's progress.
-
-With these reports, the agent computes digests and sends chunks before the copy has ended. For smaller states, a report
-costs as much time as it saves. A rank with few cores reports no progress, because early digests and transfers would use
-the copier's core, delay the commit and block training.
-"""
+"""Smallest background copy whose progress the rank reports, so that the agent sends chunks early."""
 ASK_AGAIN_BOUNDARIES = 100
-"""Number of steps after which the rank requests slots again if the agent refused them.
-
-Meanwhile, the state may have become small enough for the node's memory.
-"""
+"""Steps until the rank requests refused slots again, because the state may have become smaller."""
+# The part that the training thread copied has left the cache. Its digests would take the copier so long that training
+# would wait at the guard, so the agent computes them.
 COLD_BYTES = 8 * 1024 * 1024
-"""Maximum bytes copied at the boundary for which the copier still computes the snapshot's digests.
-
-The copier (a background thread of the rank) computes the digest of a chunk right after its copy, while the chunk is in
-the processor's cache. The part of a snapshot that the training thread copied at the boundary has left the cache, so its
-digests take longer. The copier therefore computes digests only if this part has at most `COLD_BYTES`, or is no larger
-than the part that the copier copies. Otherwise the agent computes them later, because the copier would need so long
-that training would wait at the guard.
-"""
+"""Most bytes copied at the boundary for which the copier still computes digests, or as many as it copies itself."""
 
 CaptureMessage = TypeVar("CaptureMessage", Capturing, Captured)
 
@@ -83,51 +63,35 @@ logger = logging.getLogger("everstep.training")
 
 
 class _Capture:
-    """One capture of a step into a slot. It exists until the rank has reported the outcome.
-
-    Args:
-        step: number of finished steps.
-        slot: index of the granted slot that receives the snapshot.
-        begun: value of `time.perf_counter` at the boundary.
-    """
+    """One capture of a step into a slot, until the rank has reported the outcome. `begun` is of `time.perf_counter`."""
 
     def __init__(self, step: int, slot: int, begun: float) -> None:
         self.step = step
         self.slot = slot
         self.begun = begun
         self.index_offset = self.index_bytes = 0
-        """Place of the snapshot's index. `_write` sets it once the index is in the slot."""
+        """Set once the index is in the slot."""
         self._lock = threading.RLock()
         self._is_answered = False
 
     @property
     def payload_bytes(self) -> int:
-        """Size of the snapshot, valid once the index is in the slot."""
+        """Valid once the index is in the slot."""
         return self.index_offset + self.index_bytes
 
     def claim_answer(self) -> bool:
-        """Return True to the first caller, and False to all later callers.
-
-        Only the first caller may report to the agent whether this capture succeeded.
-        """
+        """Return True to the first caller only, who may report the outcome to the agent."""
         with self._lock:
             is_first, self._is_answered = not self._is_answered, True
             return is_first
 
 
 class _Verdict:
-    """Decides, once per snapshot, whether the copy is consistent, and reports the result.
+    """Decides once whether a snapshot's copy is consistent, and reports the result when the copy has also ended.
 
-    A copy is consistent if no tensor changed while it was copied. Torch increments a tensor's version only when an
-    operation ends. `look` must therefore be called while the training thread executes no torch operation: after the
-    copy, when the thread is the main thread and runs Python code (`everstep.training.pauses`), or when it waits at the
-    guard. The result is reported when the decision is made and the copy has ended. Snapshots that are compared byte by
-    byte with the state do not use this class. All methods are safe from any thread.
-
-    Args:
-        moved: returns the names of tensors whose version or address changed since the step ended.
-        settle: called once with these names, and with the error that ended the copy, the check or the wait at the
-            guard.
+    It is consistent if no tensor's version or address changed meanwhile. `look` must be called after the copy, while
+    the training thread executes no torch operation: at a pause (`everstep.training.pauses`) or at the guard. `settle`
+    gets the names of changed tensors and an error, if any. Safe from any thread; not used for audits.
     """
 
     def __init__(
@@ -143,10 +107,7 @@ class _Verdict:
         self._is_settled = False
 
     def look(self) -> Sequence[str]:
-        """Decide from the tensors' versions whether the snapshot's copy is consistent; only the first call decides.
-
-        Return the names of tensors that changed during the copy.
-        """
+        """Decide, in the first call, and return the names of tensors that changed during the copy."""
         with self._lock:
             if self._changed is None and not self._is_settled:
                 changed = self._moved()
@@ -155,7 +116,7 @@ class _Verdict:
         return self._changed or ()
 
     def fail(self, error: BaseException) -> None:
-        """Record that the guard's check raised `error`, so that the snapshot is abandoned. The guard calls this."""
+        """Record that the guard's check raised `error`, so that the snapshot is abandoned."""
         with self._lock:
             self._error = self._error or error
         self._conclude()
@@ -176,15 +137,7 @@ class _Verdict:
 
 
 class _Tensors:
-    """The tensors of a snapshot that are the same objects after every step.
-
-    A snapshot copies some of these tensors right after the step, and the other tensors in the background.
-
-    Args:
-        lists: the lists of tensors that the adapters returned after a step.
-        unstable: names of tensors that once changed outside an optimizer step. Snapshots copy them right after the
-            step.
-    """
+    """The tensors of a snapshot that stay the same objects. Those in `unstable` are copied at the boundary."""
 
     def __init__(self, lists: Sequence[list[StateTensor]], unstable: Collection[str]) -> None:
         self.lists = lists
@@ -198,10 +151,7 @@ class _Tensors:
         self.count = len(tensors)
 
     def are(self, lists: Sequence[list[StateTensor]], unstable: Collection[str]) -> bool:
-        """Return whether the adapters' lists of tensors after a later step equal the lists of this object.
-
-        The tensors must be the same objects with unchanged shapes.
-        """
+        """Return whether the adapters' lists still have the same tensor objects, with unchanged shapes."""
         return (
             len(unstable) == self.unstable_count
             and len(lists) == len(self.lists)
@@ -212,14 +162,7 @@ class _Tensors:
 
 
 class _WarmDigests:
-    """Computes the digest of each chunk of a slot right after its copy, while the chunk is in the processor's cache.
-
-    Used by the copier's thread.
-
-    Args:
-        memory: the slot that is being written.
-        payload_bytes: size of the finished payload.
-    """
+    """Computes each chunk's digest right after its copy, while it is in the cache of the copier's thread."""
 
     def __init__(self, memory: SlotMemory, payload_bytes: int) -> None:
         self._memory = memory
@@ -228,11 +171,7 @@ class _WarmDigests:
         self._next = 0
 
     def reach(self, final_bytes: int) -> None:
-        """Compute the digests of the chunks that no copy will write again.
-
-        Args:
-            final_bytes: number of bytes at the beginning of the payload that no copy will write again.
-        """
+        """Compute the digests of the first `final_bytes`, which no copy will write again."""
         while (
             self._next < chunk_count(self._payload_bytes)
             and (ends := chunk_range(self._next, self._payload_bytes))[1] <= final_bytes
@@ -242,24 +181,12 @@ class _WarmDigests:
             self._next += 1
 
     def all(self) -> bytes:
-        """Return the digests of all chunks. Call this after the last copy into the slot."""
         self.reach(self._payload_bytes)
         return bytes(self._known)
 
 
 class Snapshotter:
-    """Takes the snapshots of one rank. The session owns this object and calls it from the training thread.
-
-    Args:
-        state: state of the rank.
-        link: connection to the agent, which grants the slots.
-        copier: copies tensors into slots, from host or GPU memory.
-        guard: delays the next change of the state until the copy has ended.
-        on_copying: called with the step when the copy of a step starts, and with `NONE` when the copy ends. Called in
-            any thread.
-        is_crowded: True when the node has few cores per rank.
-        await_pause: calls a function when the main thread executes no torch operation (`everstep.training.pauses`).
-    """
+    """Takes the snapshots of one rank, in the training thread. `on_copying` is called in any thread."""
 
     def __init__(
         self,
@@ -290,40 +217,31 @@ class Snapshotter:
         self._granted: SlotsGranted | None = None
         self._memories: Mapping[int, SlotMemory] = {}
         self._refused_count = 0
-        """Number of finished steps since the agent refused slots; 0 if its last answer was no refusal."""
+        """Steps since the agent refused slots; 0 otherwise."""
         self._growth_count = 0
         """How often the state has outgrown its slots, since a request for spare room was refused."""
         self._ticket: CopyTicket | None = None
-        """Ticket of the newest copy."""
         self._unresumable = ""
-        """Reason why the rank last failed to observe or capture the state; empty if the last attempt succeeded."""
+        """Why the state could not be observed or captured last; empty if it could."""
         self.settled = NONE
         """The step that the rank captured or abandoned last."""
+        # A report from the training thread would wake the agent on the core that training needs at that moment.
         self.telling = NONE
-        """The finished step that the copier's thread reports to the agent in place of the training thread, or `NONE`.
-
-        If the training thread sent the report, the agent would wake up on the core that training needs at that moment.
-        """
+        """The finished step that the copier's thread reports in place of the training thread, or `NONE`."""
 
     @property
     def has_slots(self) -> bool:
-        """True when the agent has granted slots of the size that the current capture plan (list of tensors) needs."""
+        """Whether the granted slots have the size of the current capture plan."""
         return self._plan is not None and isinstance(self._link.slots, SlotsGranted)
 
     @property
     def obstacle(self) -> str:
-        """Return the reason why the agent will not grant slots for this state.
-
-        Empty if the agent may still grant slots.
-        """
+        """Return why the agent will not grant slots for this state; empty if it still may."""
         answer = self._link.slots
         return answer.reason if isinstance(answer, SlotsRefused) else self._unresumable if self._plan is None else ""
 
     def forecast(self) -> None:
-        """Request slots before the first boundary, if their size is predictable.
-
-        The size is predictable if the state after each optimizer's first step is predictable. `init` calls this once.
-        """
+        """Request slots before the first boundary, if the state after the first step is predictable."""
         self._ahead = threading.Thread(target=self._map_granted, name="everstep-slots", daemon=True)
         self._ahead.start()
         with contextlib.suppress(Exception):  # An error here is ignored, because `prepare` raises it again and logs it.
@@ -331,13 +249,8 @@ class Snapshotter:
                 self._request(foreseen)
 
     def begin(self, announce: Callable[[], None]) -> None:
-        """Map the first slots in the background when they are granted, and allocate their memory.
-
-        Doing this after a step would block training. `restore` calls this once and does not wait for the thread.
-
-        Args:
-            announce: sends the agent a message, so that it reads the rank's page. Called once, in the background
-                thread, before it maps slots.
+        """Map the first slots, and allocate their memory, in the background, because it would block training after a
+        step. The thread calls `announce` once before, which asks the agent to read the rank's page.
         """
         self._tell = announce
         self._may_map.set()
@@ -353,10 +266,7 @@ class Snapshotter:
                 self._map(granted)
 
     def prepare(self) -> None:
-        """Request slots if none are requested, and map granted slots.
-
-        The session calls this after every step, after it has started a capture.
-        """
+        """Request slots if none are requested, and map granted slots, after every step and its capture."""
         if self._plan is None:
             try:
                 self._request(self._state.observe())
@@ -377,22 +287,13 @@ class Snapshotter:
             self._ask(self._plan, only_for_less=True)
 
     def forget(self) -> None:
-        """Clear `settled`, the step that the rank captured or abandoned last.
-
-        The session calls this when the agent proposes a different step or none. At the end of training, the agent may
-        propose the same step a second time, and the rank must then answer again.
+        """Clear `settled`, when the agent proposes a different step or none. At the end of training, it may propose the
+        same step again, and the rank must then answer again.
         """
         self.settled = NONE
 
     def capture(self, step: int, slot: int) -> None:
-        """Start to copy the state of the finished step into a granted slot.
-
-        The call returns as soon as the script may continue to train.
-
-        Args:
-            step: number of finished steps.
-            slot: index among the granted slots.
-        """
+        """Start to copy the finished step into a granted slot, and return as soon as training may continue."""
         begun = time.perf_counter()
         try:
             abandoned = self._capture(_Capture(step, slot, begun))
@@ -406,7 +307,6 @@ class Snapshotter:
             self.abandon(step, *abandoned)
 
     def _capture(self, capture: _Capture) -> tuple[UnkeptCause, str] | None:
-        """Start the capture and return None, or return why the capture is impossible: the cause, and its words."""
         observed = self._state.observe()
         if self._plan is None or not self._is_planned(observed):
             self._plan = self._plan_for(observed)
@@ -425,10 +325,7 @@ class Snapshotter:
         return self._write(capture, observed, self._plan, memory)
 
     def _is_planned(self, observed: Observed) -> bool:
-        """Return whether the current capture plan (the list of tensors and offsets) still fits the observed state.
-
-        Usually the tensor objects are the same as after the previous step; the check is then short.
-        """
+        """Return whether the current capture plan still fits, usually by the identity of the tensor objects."""
         assert self._plan is not None
         if self._tensors is not None and self._tensors.are(observed.lists, self._guard.unstable):
             return self._tensors.count + len(observed.fresh) == len(self._plan.entries) and self._plan.fits_at(
@@ -479,15 +376,12 @@ class Snapshotter:
         return None
 
     def abandon(self, step: int, cause: UnkeptCause, reason: str) -> None:
-        """Report to the agent that the rank made no snapshot of `step`."""
+        """Report that the rank made no snapshot of `step`."""
         self.settled = step
         self._link.send(self._abandoned(step, reason, cause))
 
     def drain(self, limit_seconds: float) -> None:
-        """Wait for the running copy, for at most `limit_seconds`, and report its outcome.
-
-        The session calls this after the script failed. With the reported outcome, the step may still be committed.
-        """
+        """Wait for the running copy and report it, after the script failed. The step may still be committed."""
         deadline = time.monotonic() + limit_seconds
         self._end_mapping(limit_seconds)
         if self._copier.drain(max(0.0, deadline - time.monotonic())):
@@ -518,10 +412,7 @@ class Snapshotter:
         *,
         is_audited: bool,
     ) -> None:
-        """Start the copies of the tensors into the slot in the background.
-
-        Before the next change of the training state, the guard (`everstep.training.guard`) waits for these copies.
-        """
+        """Start the background copies into the slot, for which the guard waits."""
         assert self._tensors is not None
         sources = self._tensors.later
         is_large = self._tensors.later_bytes >= STREAMED_BYTES
@@ -597,27 +488,16 @@ class Snapshotter:
         self._guard.arm(Flight(sources, moved, copies, ticket, reached, time.perf_counter() - capture.begun))
 
     def _has_pauses(self, sources: Sources) -> bool:
-        """Return whether a check at a pause of the main thread finds every change of these tensors.
-
-        A pause is a moment when the thread executes no torch operation. False if a tensor has a wrapper, that is, a
-        subclass of `Tensor` around it. Python code of this class may change the tensor and pause before torch
-        increments the wrapper's version, so a check at such a pause would miss the change.
-        """
+        """Return whether checks at pauses find every change of these tensors."""
+        # Python code of a wrapper's class may change the tensor and pause before torch increments its version.
         return is_main_thread() and not sources.has_wrappers
 
     def _answer(self, capture: _Capture, message: Captured | Abandoned) -> None:
-        """Report a capture's outcome to the agent, unless it is already reported. Safe from any thread.
-
-        If a capture is interrupted, both the capture itself and the end of its copy may try to report.
-        """
+        """Report a capture's outcome once. Safe from any thread."""
         if capture.claim_answer():
             self._link.send(message)
 
     def _note(self, reason: str) -> None:
-        """Log the reason why the rank cannot capture steps, unless it was the last logged reason.
-
-        Training continues.
-        """
         if reason != self._unresumable:
             self._unresumable = reason
             logger.warning("snapshots fail, so a restart returns to the last committed step: %s", reason)
@@ -644,7 +524,6 @@ class Snapshotter:
         return CapturePlan.make(tensors, self._state.parts(tensors))
 
     def _request(self, observed: Observed) -> None:
-        """Make a capture plan (list of tensors) for this state, and request slots of the size that the plan needs."""
         self._plan = self._plan_for(observed)
         self._tensors = None
         capacity_bytes = self._plan.capacity_bytes(observed.values)
@@ -667,11 +546,7 @@ class Snapshotter:
             self._note(_reason(error))
 
     def _map(self, granted: SlotsGranted) -> Mapping[int, SlotMemory]:
-        """Map the granted slots, except those whose files are smaller than granted.
-
-        A file that is too small still holds an earlier, smaller state. The agent replaces the file and sends a new
-        `SlotsGranted` before it grants this slot for a step.
-        """
+        """Map the granted slots, except those whose files still hold a smaller state until the next `SlotsGranted`."""
         with self._mapping:
             # Map the slots again after a new `SlotsGranted`, because the agent may have replaced the files at the same
             # paths.

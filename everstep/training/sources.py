@@ -1,12 +1,8 @@
 """Tracks the sources of a snapshot (the live tensors that it copies): their current memory and their changes.
 
-The copier copies the sources, and the guard checks whether they have changed. Usually, the tensor objects are the same
-as at the previous boundary. This module then checks thousands of tensors with a few calls, so a boundary is short.
+Usually, the tensor objects are those of the previous boundary. A few calls then check thousands of tensors.
 
-For each source, the module keeps an alias: a second tensor object with the memory that the source had at the newest
-boundary.
-
-Invariant: the alias keeps this memory allocated, even if the script moves the source to other memory.
+Invariant: for each source, an alias keeps the memory of the newest boundary allocated, even if the script moves it.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from everstep.training.capture import StateTensor
 from everstep.training.state_tree import PLAIN_CLASSES, tensor_bytes
 
 COMPARED_BYTES = 8 * 1024 * 1024
-"""Size in bytes of the pieces in which a comparison moves a copy to the device of the live tensor."""
+"""Pieces in which a comparison moves a copy to the device of the live tensor."""
 # Call memcmp through ctypes, which releases the interpreter's lock. torch.equal on bytes is several times slower.
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -31,11 +27,8 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Versions and addresses of tensors at one moment. Different marks show that a tensor has changed.
-
-    Marks change when torch changes a tensor in place or replaces its memory. They stay the same after a write through
-    `.data`, a numpy view or a kernel of the script. Torch counts an in-place operation when the operation ends, so
-    marks that are read during an operation do not show its changes yet.
+    """Versions and addresses of tensors at one moment. Different marks show that a tensor has changed. They miss writes
+    through `.data`, a numpy view or a kernel of the script, and an in-place operation that still runs.
     """
 
     versions: list[int]
@@ -43,14 +36,7 @@ class Marks:
 
 
 class Sources:
-    """The live tensors that a snapshot copies at one of two times: right after the step, or later in the background.
-
-    Each of these times has its own object. The tensors have the order of the capture plan. Each has an alias, a second
-    tensor with the same memory.
-
-    Args:
-        tensors: each tensor with its position in the capture plan (the list of tensors that snapshots copy).
-    """
+    """The live tensors that a snapshot copies at one time, in the order of the capture plan."""
 
     def __init__(self, tensors: Sequence[tuple[int, StateTensor]]) -> None:
         self.positions = [position for position, _ in tensors]
@@ -66,10 +52,7 @@ class Sources:
         self.has_wrappers = any(state.wrapper is not None for _, state in tensors)
 
     def renew(self) -> bool:
-        """Update the aliases (second tensor objects) of tensors that moved to other memory since the last boundary.
-
-        Return False if a tensor's shape or dtype differs from the capture plan. The caller must then make a new plan.
-        """
+        """Update the aliases of moved tensors. Return False if a shape or dtype needs a new capture plan."""
         if all(map(torch.Tensor.is_set_to, self.live, self.aliases)):
             return True
         for number, (tensor, alias) in enumerate(zip(self.live, self.aliases, strict=True)):
@@ -84,7 +67,7 @@ class Sources:
         return Marks([tensor._version for tensor in self._counted], list(map(torch.Tensor.data_ptr, self.live)))
 
     def moved(self, since: Marks) -> list[str]:
-        """Return the names of tensors whose version or memory address has changed since `marks` returned `since`."""
+        """Return the names of tensors whose version or address has changed since `marks` returned `since`."""
         now = self.marks()
         if now == since:
             return []
@@ -93,10 +76,7 @@ class Sources:
         return [name for name in self.names if name in changed]
 
     def differing(self, copies: Sequence[torch.Tensor]) -> list[str]:
-        """Return the names of tensors whose bytes differ from their copies.
-
-        Bytes are compared: NaN equals itself, and 0.0 differs from -0.0.
-        """
+        """Return the names of tensors whose bytes differ from their copies, so that NaN equals itself."""
         return [
             name
             for name, tensor, copy in zip(self.names, self.live, copies, strict=True)
@@ -114,11 +94,8 @@ def _is_equal(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
 
 
 def _is_equal_there(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
-    """Return whether tensor and copy are equal, comparing on the tensor's device piece by piece.
-
-    The function moves pieces of the copy to the device, because moving the tensor to the host would need new host
-    memory. Only if the device has no memory for a piece, the comparison runs on the host.
-    """
+    """Return whether tensor and copy are equal, on the tensor's device piece by piece."""
+    # Moving the tensor to the host would need new host memory. The host compares only if the device lacks memory.
     try:
         pieces = zip(torch.split(tensor, COMPARED_BYTES), torch.split(copy, COMPARED_BYTES), strict=True)
         return all(torch.equal(there, here.to(there.device)) for there, here in pieces)

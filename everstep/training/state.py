@@ -1,7 +1,5 @@
 """Reads and restores the complete state of one rank, which a snapshot contains.
 
-The state consists of models, optimizers, other registered objects, data positions and random generators.
-
 Invariant: `load` and `complete` restore exactly the state that `observe` returned, including the random numbers that
 follow. The session calls `observe` before the first step, so state that cannot be restored is rejected early.
 """
@@ -39,10 +37,8 @@ from everstep.training.state_tree import Tree, encode
 from everstep.training.step_watch import unfolded
 
 FORMAT = 8
-"""Version of the values that adapters and sessions store in a slot.
-
-Developers must increase it whenever the form of these values changes, unless readers may ignore the change. A restore
-rejects slots of other versions before it changes any object.
+"""Version of the values in a slot. A restore rejects others before it changes any object. Increase it whenever the form
+of these values changes, unless readers may ignore the change.
 """
 
 
@@ -60,20 +56,14 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The complete state of a rank when `observe` was called."""
+    """The complete state of a rank at one moment."""
 
     lists: Sequence[list[StateTensor]]
-    """The tensors that training uses, in a fixed order.
-
-    As long as the tensor objects are the same, `observe` returns the same list objects.
-    """
+    """The list objects stay the same while the tensor objects do."""
     fresh: list[StateTensor]
-    """Tensors that training may replace by new objects at any step. A slot stores them after `lists`.
-
-    Examples are buffers that a module replaces, and generator states.
-    """
+    """Tensors that training may replace at any step, such as generator states. A slot stores them after `lists`."""
     values: bytes
-    """All values that are not tensors, encoded. Later changes of the state do not affect them."""
+    """Encoded values other than tensors, which later changes do not affect."""
 
     @property
     def tensors(self) -> list[StateTensor]:
@@ -82,19 +72,7 @@ class Observed:
 
 
 class RankState:
-    """The complete state of one rank.
-
-    Args:
-        adapters: objects that capture and restore the models and optimizers.
-        objects: other registered objects, by name.
-        streams: the loaders, by name.
-        environment: the rank's parsed environment variables.
-        pretrained: the configurations and files of models from Hugging Face's libraries.
-        options_from_script: names of options of optimizers and schedulers that no restored step replaces.
-
-    Raises:
-        CannotResume: a part of the state cannot be restored.
-    """
+    """The complete state of one rank. Raises CannotResume if a part of it cannot be restored."""
 
     def __init__(
         self,
@@ -113,13 +91,9 @@ class RankState:
         self._modules = [of_root for adapter in adapters for of_root in adapter.trees()]
         self._attributes = Attributes(places_of(self._modules))
         self._holders = _holders_of(self._modules)
-        """The modules that hold random generators."""
         self.generators = generators_of(self._holders)
         self._kept: dict[str, Tree] | None = None
-        """Training modes, data positions and generator states that `keep_passing` has recorded.
-
-        None if nothing is recorded; `observe` then reads the current values.
-        """
+        """What `keep_passing` has recorded, for the next `observe`."""
         self._lambdas = {
             name: [(scheduler, list(scheduler.lr_lambdas)) for scheduler in unfolded([item]) if _has_lambdas(scheduler)]
             for name, item in objects.items()
@@ -149,7 +123,7 @@ class RankState:
         return {name: parameter for adapter in self.adapters for name, parameter in adapter.parameters().items()}
 
     def modules(self) -> Sequence[Sequence[torch.nn.Module]]:
-        """Return, for each registered model, the model and all of its present submodules."""
+        """Return each registered model and its present submodules."""
         modules = [of_root for adapter in self.adapters for of_root in adapter.trees()]
         if not all(map(operator.is_, modules, self._modules)):
             self._modules = modules
@@ -163,10 +137,7 @@ class RankState:
         return sum(adapter.revision for adapter in self.adapters)
 
     def companions(self) -> Sequence[object]:
-        """Return all objects whose `state_dict` a snapshot contains.
-
-        These are the script's objects and the frameworks' schedulers.
-        """
+        """Return the script's objects and the frameworks' schedulers, whose `state_dict` a snapshot contains."""
         return [*self.objects.values(), *chain.from_iterable(adapter.schedulers() for adapter in self.adapters)]
 
     def devices(self) -> set[int]:
@@ -179,23 +150,13 @@ class RankState:
         }
 
     def on_device(self) -> AbstractContextManager[object]:
-        """Return a context that makes this rank's CUDA device the current device.
-
-        Otherwise, the current device could be that of another rank: its default is the same on all ranks, and a script
-        that always names its device may never set it.
-        """
+        """Return a context that makes this rank's CUDA device the current device."""
+        # The default device is the same on all ranks, and a script that always names its device may never set it.
         devices = self.devices()
         return torch.cuda.device(min(devices)) if devices else nullcontext()
 
     def observe(self) -> Observed:
-        """Return the current state. The training thread calls this for every snapshot.
-
-        Returns:
-            Live tensors and encoded values.
-
-        Raises:
-            CannotResume: a part of the state cannot be restored.
-        """
+        """Return the live tensors and the encoded values. Raises CannotResume if a part cannot be restored."""
         for stream in self.streams.values():
             stream.check()
         for name, schedulers in self._lambdas.items():
@@ -210,15 +171,8 @@ class RankState:
         return self._observed(observed)
 
     def forecast(self) -> Observed | None:
-        """Return the predicted state after the first optimizer step, or None.
-
-        None means that the state cannot be predicted. Tensors that do not exist yet are on the meta device.
-
-        Returns:
-            Approximately the tensors and values that `observe` will return after this step.
-
-        Raises:
-            CannotResume: a part of the state cannot be restored.
+        """Predict the state after the first step, with missing tensors on the meta device; None: unpredictable. Raises
+        CannotResume if a part of the state cannot be restored.
         """
         foreseen = [adapter.forecast() for adapter in self.adapters]
         return None if None in foreseen else self._observed([state for state in foreseen if state is not None])
@@ -243,24 +197,16 @@ class RankState:
         return Observed([one for state in of_adapters for one in state.lists], fresh, msgspec.msgpack.encode(values))
 
     def parts(self, tensors: Sequence[StateTensor]) -> dict[str, tuple[TensorPart, ...]]:
-        """Return the boxes that each tensor of a slot holds, by the tensor's name.
-
-        A box is a rectangular piece of a logical tensor, which several ranks may hold in parts. The result omits
-        tensors that hold a whole logical tensor. Called when a slot's layout changes.
-        """
+        """Return the boxes of the tensors that are not whole logical tensors, by name, when a slot's layout changes."""
         return {name: parts for adapter in self.adapters for name, parts in adapter.parts(tensors).items()}
 
     def expect_restore(self) -> Sequence[Arena]:
-        """Reserve memory for the tensors that `load` will create. Called once, before `load`.
-
-        Return the reserved ranges (arenas). The caller makes the kernel allocate their memory pages in advance.
-        """
+        """Reserve the memory for `load`, once before it. The caller prefaults the returned arenas."""
         return [arena for adapter in self.adapters for arena in adapter.expect_restore()]
 
     def load(self, snapshot: Restorable) -> None:
-        """Copy a snapshot into models and optimizers, in place, while its bytes still arrive.
-
-        Needs no communication between ranks. A second call with the same snapshot is allowed.
+        """Copy a snapshot into models and optimizers, while its bytes still arrive, without communication. A second
+        call with the same snapshot is allowed.
         """
         values: Any = snapshot.adapters()
         for adapter, of_adapter in zip(self.adapters, values, strict=True):
@@ -268,10 +214,7 @@ class RankState:
         snapshot.tensors.finish()
 
     def complete(self, snapshot: Restorable) -> None:
-        """Restore all other state after `load`, when the whole snapshot has arrived.
-
-        Collective: all ranks call this together, because adapters compute state from the loaded state of several ranks.
-        """
+        """Restore all other state when the whole snapshot has arrived. Collective."""
         tree: Any = snapshot.others()
         for adapter in self.adapters:
             adapter.synchronize()
@@ -292,10 +235,9 @@ class RankState:
         rng.restore(tree["rng"])  # Restore the generators last: `load_state_dict` may draw random numbers.
 
     def keep_passing(self) -> None:
-        """Store the training modes, data positions and generator states that the next `observe` must return.
-
-        The session calls this when the script leaves its loop, because an evaluation before `close` would change them.
-        Until the next boundary, further calls have no effect.
+        """Store the training modes, data positions and generator states for the next `observe`. The session calls this
+        at the end of the loop, because an evaluation before `close` would change them. Until the next boundary, further
+        calls have no effect.
         """
         if self._kept is None:
             with suppress(CannotResume):  # The next `observe` raises it again.
@@ -303,37 +245,24 @@ class RankState:
             self._kept = copied(self._passing())
 
     def end_step(self) -> None:
-        """Record that a step is finished. The session calls this after every step."""
+        """Record that a step is finished."""
         self._kept = None
         for adapter in self.adapters:
             adapter.end_step()
 
     def progress(self) -> tuple[int | None, ...]:
-        """Return counters that change as soon as the script starts another step.
-
-        They count the framework's steps, and the batches that the script received from each loader.
-        """
+        """Return counters of steps and batches that change as soon as the script starts another step."""
         return (
             *(adapter.steps_made() for adapter in self.adapters),
             *(stream.handed_count for stream in self.streams.values()),
         )
 
     def steps_made(self) -> int | None:
-        """Return the framework's count of optimizer steps.
-
-        None means that only the script can count them.
-        """
+        """Return the framework's count of optimizer steps; None if only the script can count them."""
         return self.adapters[0].steps_made() if len(self.adapters) == 1 else None
 
     def batches_per_step(self, accumulate: int) -> int:
-        """Return the number of batches per optimizer step.
-
-        Args:
-            accumulate: number that the script passed; used if no framework counts batches.
-
-        Returns:
-            The framework's number if a single engine is registered, otherwise `accumulate`.
-        """
+        """Return the batches per optimizer step: the single engine's number, else `accumulate`."""
         counts = {count for adapter in self.adapters if (count := adapter.batches_per_step()) is not None}
         return counts.pop() if len(counts) == 1 and len(self.adapters) == 1 else accumulate
 
@@ -350,11 +279,7 @@ class RankState:
         return ScriptOptions(named, schedulers, from_script)
 
     def _follow_generators(self) -> None:
-        """Use the random generators by which modules have replaced those of the last boundary.
-
-        Raises:
-            CannotResume: a restarted script would have generators of other kinds.
-        """
+        """Use the present random generators of modules, or raise CannotResume if a restart would have other kinds."""
         self.modules()
         found = generators_of(self._holders)
         if len(found) == len(self.generators) and all(map(operator.is_, found, self.generators)):
@@ -362,11 +287,6 @@ class RankState:
         self.generators = rng.followed(found, self.generators, "model")
 
     def _passing(self) -> dict[str, Tree]:
-        """Return the part of the state that an evaluation may change.
-
-        It consists of the training mode and the changed attributes of every module, the position of every loader, and
-        the states of random generators.
-        """
         modules = self.modules()
         return {
             "modes": [bytes(map(attrgetter("training"), of_model)) for of_model in modules],

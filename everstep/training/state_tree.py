@@ -7,9 +7,8 @@ arrays and scalars, and torch dtypes, sizes and devices. `encode` writes it as m
     None, bool, float, str, bytes, int up to 64 bits    the msgpack value itself
     any other value                                     [tag, …], with a tag of `_Tag`
 
-Invariant: `decode(encode(tree))` equals the tree, including all types: a tuple stays a tuple, NaN keeps its bits, a
-tensor keeps its kind of device. `encode` raises an error for a value of any other type. `decode` never imports or calls
-code that the bytes name.
+Invariant: `decode(encode(tree))` equals the tree, including all types, the bits of NaN, and a tensor's kind of device.
+`encode` raises an error for a value of any other type. `decode` never imports or calls code that the bytes name.
 """
 
 from __future__ import annotations
@@ -30,20 +29,12 @@ from everstep.protocol.errors import CorruptSlot
 from everstep.training.errors import CannotResume
 
 Tree: TypeAlias = object
-"""A value of the types that the module's docstring lists."""
 
 INLINE_BYTES = 1024
-"""Maximum size in bytes of a tensor that is stored inside the encoded tree.
-
-The shape of such a tensor may change from step to step. The capture plan, the list of separately stored tensors, then
-stays the same.
-"""
+"""Largest tensor inside the encoded tree, whose shape may change without a new capture plan."""
 MAX_DEPTH = 64
 PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
-"""Tensor classes whose objects have their own memory. Buffers have the class `torch.Tensor`.
-
-Objects of other classes may have no memory: they report contiguous host memory at address 0.
-"""
+"""Tensor classes with own memory; others may report contiguous host memory at address 0."""
 
 _INT64 = range(-(2**63), 2**64)
 _LEAVES = frozenset({type(None), bool, float, str, bytes})
@@ -74,28 +65,16 @@ class _Tag(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EncodedTree:
-    """An encoded state tree (nested plain values and tensors): its bytes and its large tensors."""
+    """The bytes and the large tensors of a state tree."""
 
     data: bytes
     tensors: tuple[tuple[str, torch.Tensor], ...]
-    """Path and tensor of each tensor that is too large for `data`.
-
-    The tensors are live, not copied.
-    """
+    """Path and live tensor, if it is too large for `data`."""
 
 
 def encode(tree: Tree, path: str) -> EncodedTree:
-    """Encode a tree as bytes, and return the bytes and the tree's large tensors. Called for every snapshot.
-
-    Args:
-        tree: values of the types that the module's docstring lists.
-        path: prefix of the tensors' names, and of the paths in errors.
-
-    Returns:
-        The bytes, and the tensors in the order of the tree.
-
-    Raises:
-        CannotResume: the tree holds a value of a type that cannot be restored. The error names its path.
+    """Encode a tree. `path` is the prefix of the tensors' names, and of the paths in errors. Raises CannotResume if the
+    tree holds a value of a type that cannot be restored.
     """
     tensors: list[tuple[str, torch.Tensor]] = []
     plain = _encode(tree, path, tensors, 0)
@@ -103,18 +82,8 @@ def encode(tree: Tree, path: str) -> EncodedTree:
 
 
 def decode(data: bytes, tensor: Callable[[str], torch.Tensor]) -> Tree:
-    """Decode the tree that `encode` encoded as `data`.
-
-    Args:
-        data: `EncodedTree.data`.
-        tensor: returns a tensor of `EncodedTree.tensors` by its path. The tree contains the returned tensor itself, so
-            return a copy if the tensor may change.
-
-    Returns:
-        The tree.
-
-    Raises:
-        CorruptSlot: the bytes are not an encoded tree.
+    """Decode the tree of `encode`. `tensor` returns a large tensor by its path, which becomes part of the tree. Raises
+    CorruptSlot if the bytes are not an encoded tree.
     """
     try:
         return _decode(msgspec.msgpack.decode(data), tensor, {})
@@ -132,22 +101,12 @@ def decode(data: bytes, tensor: Callable[[str], torch.Tensor]) -> Tree:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype without its prefix: `float32` for `torch.float32`."""
+    """Return `float32` for `torch.float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return the dtype of a name: `torch.float32` for `float32`.
-
-    Args:
-        name: name of the dtype in a slot's index or values.
-
-    Returns:
-        The dtype.
-
-    Raises:
-        CorruptSlot: torch has no dtype of this name.
-    """
+    """Return `torch.float32` for `float32`. Raises CorruptSlot if torch has no dtype of this name."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise CorruptSlot(f"no dtype {name!r}")
@@ -155,31 +114,17 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def place_of(tensor: torch.Tensor) -> list[str]:
-    """Return the kind of the tensor's device (such as `cuda`) in a list, or an empty list for host memory.
-
-    The result omits the device's index, because a rank uses one device and each launch may choose a different index.
-    """
+    """Return the kind of the tensor's device in a list, empty for host memory. Launches may choose other indices."""
     return [] if tensor.device.type == "cpu" else [tensor.device.type]
 
 
 def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of `tensor` in row-major order, uint8[bytes].
-
-    The result is a view if the tensor is contiguous.
-    """
+    """Return the bytes in row-major order, uint8[bytes]: a view if the tensor is contiguous."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def check_dense(tensor: torch.Tensor, path: str) -> None:
-    """Raise an error if a tensor is not dense memory.
-
-    Args:
-        tensor: a tensor that a snapshot would contain.
-        path: path of the tensor, for the error.
-
-    Raises:
-        CannotResume: the tensor is sparse, quantized, or on the meta device.
-    """
+    """Raise CannotResume if a tensor is sparse, quantized, or on the meta device."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         raise CannotResume(path, f"a tensor of layout {tensor.layout} on {tensor.device} is not dense memory")
 
@@ -288,10 +233,7 @@ _MAPPINGS: dict[type, _Tag] = {dict: _Tag.DICT, OrderedDict: _Tag.ORDERED_DICT, 
 
 
 def _decode(value: object, tensor: Callable[[str], torch.Tensor], tuples: dict[bytes, Tree]) -> Tree:
-    """Decode a value. `tuples` contains the flat tuples of the tree so far, by their encoded items.
-
-    Equal ones become one object, as those of parameter groups that share their default values.
-    """
+    """Decode a value. Equal flat tuples, in `tuples` by their encoded items, become one object."""
     if not isinstance(value, list):
         return value
     tag, *parts = value

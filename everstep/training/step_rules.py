@@ -1,6 +1,6 @@
-"""Decides what a rank does at a boundary, from its own state and the agent's half of the shared page.
+"""Decides what a rank does at a boundary, from its own state and the agent's half of the shared page. Pure.
 
-Pure. This is the rank's part of the commit rounds (docs/design.md#rounds).
+This is the rank's part of the commit rounds (docs/design.md#rounds).
 
 Invariant: a rank answers a proposed step at most once, with a capture or an abandonment. It stops only at the exact
 step of the announced stop.
@@ -23,71 +23,48 @@ from everstep.protocol.rank_messages import (
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """The rank's own state, which is one of the two inputs of `decide`.
-
-    The other input is the agent's half of the page.
-    """
+    """The rank's own state."""
 
     boundary: int
-    """Number of finished steps."""
     base: int
-    """The step that the rank restored; 0 if it restored no step. The rank never captures this step."""
+    """The restored step, which the rank never captures; 0: none."""
     settled: int
-    """The proposed step that the rank has already captured or abandoned.
-
-    The session resets it when the agent's proposal changes.
-    """
+    """The proposed step that the rank has already captured or abandoned, reset by a new proposal."""
     echo_step: int = NONE
-    """Step of the newest announced stop that the rank has answered."""
+    """Newest announced stop that the rank has answered."""
     has_slots: bool = False
     obstacle: str = ""
-    """Reason why the rank cannot capture any step now; empty if the rank can capture."""
+    """Why the rank cannot capture any step now; else empty."""
     rehearsal: tuple[int, int] = (NONE, 0)
-    """Step of the newest announced rehearsal that the rank has answered, and its answer."""
+    """Newest announced rehearsal that the rank has answered, and its answer."""
     rehearsed: int = NONE
     """Step after which the rank has rehearsed last."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepDecision:
-    """The actions that the rank must take after a finished step. At most one of `capture_slot` and `abandon` is set."""
+    """The actions that the rank must take. At most one of `capture_slot` and `abandon` is set."""
 
     capture_slot: int | None = None
     abandon: tuple[int, UnkeptCause, str] | None = None
-    """Proposed step that the rank abandons, the cause, and the cause in words."""
+    """Proposed step, cause, and the cause in words."""
     echo: tuple[int, int] | None = None
-    """Answer to the announced stop: its step, and `ECHO_YES` or `ECHO_NO`."""
+    """Step of the announced stop, and `ECHO_YES` or `ECHO_NO`."""
     must_wait: bool = False
-    """True when a stop after this step is announced but not yet confirmed.
-
-    The rank then waits and reads the page again.
-    """
+    """Whether a stop after this step is not yet confirmed, so that the rank reads the page again."""
     is_stopped: bool = False
     rehearsal_echo: tuple[int, int] | None = None
-    """Answer to the announced rehearsal: its step, and `ECHO_YES` or `ECHO_NO`."""
+    """Step of the announced rehearsal, and `ECHO_YES` or `ECHO_NO`."""
     keeps_from: int | None = None
-    """Step after which the rank keeps its state and begins to record, for an agreed rehearsal; None without one."""
+    """Step after which an agreed rehearsal begins to record; None: no rehearsal."""
     rehearses: bool = False
-    """True if all ranks rehearse now."""
+    """Whether all ranks rehearse now."""
     is_quiet: bool = False
-    """True if the rank has not reached the proposed step yet, and no stop is announced.
-
-    The rank may then delay its report of this step.
-    """
+    """Whether the rank may delay its report: no stop is announced, and the proposed step is ahead."""
 
 
 def decide(view: RankView, half: AgentHalf) -> StepDecision:
-    """Return what the rank does next, from its own state and the agent's half of the shared page.
-
-    The session calls this after every step, and repeatedly while the rank waits. Equal inputs give equal decisions.
-
-    Args:
-        view: the rank's own state.
-        half: the agent's half of the page, of this generation.
-
-    Returns:
-        The decision.
-    """
+    """Return what the rank does next. Called after every step, and repeatedly while the rank waits."""
     capture_slot, abandon = _on_proposal(view, half)
     is_here = half.stop == view.boundary
     rehearsal_echo = _on_rehearsal(view, half)
@@ -106,18 +83,9 @@ def decide(view: RankView, half: AgentHalf) -> StepDecision:
 
 
 def decide_alone(view: RankView, word: AgentHalf) -> StepDecision:
-    """Return what the rank does next while the agent is disconnected or the page is unreadable.
-
-    Without the agent, the rank captures no step and accepts no new stop request of the coordinator. It still stops at
-    the step of a request that it has already accepted.
-
-    Args:
-        view: the rank's own state.
-        word: the agent's half of the page as the rank last read it, of this generation.
-
-    Returns:
-        One of three decisions: stop after this step; wait for the agent, because other ranks wait or may stop here;
-        continue.
+    """Return what the rank does next while the agent is disconnected or the page is unreadable. It captures no step and
+    accepts no new stop. At the step of an accepted stop it stops, or waits for the agent. `word` is the agent's half at
+    the last read.
     """
     is_here = word.stop == view.boundary
     has_agreed = view.echo_step == word.stop
@@ -131,10 +99,7 @@ def decide_alone(view: RankView, word: AgentHalf) -> StepDecision:
 
 
 def is_final_round_over(boundary: int, half: AgentHalf) -> bool:
-    """Return whether a rank that waits in `close` after step `boundary` may end.
-
-    True if this step is committed, or if no further commit can follow.
-    """
+    """Return whether `close` after step `boundary` may end: it is committed, or no commit can follow."""
     return half.proposed == FINISHED or half.committed == boundary
 
 
@@ -171,7 +136,7 @@ def _kept(view: RankView, half: AgentHalf, answer: tuple[int, int]) -> int | Non
 
 
 def _at_rehearsal(view: RankView, half: AgentHalf, answer: tuple[int, int]) -> tuple[bool, bool]:
-    """Return whether the rank must wait for the confirmation of the rehearsal, and whether it rehearses now."""
+    """Return whether the rank must wait for the rehearsal's confirmation, and whether it rehearses now."""
     if half.rehearsal != view.boundary or _kept(view, half, answer) is None:
         return False, False
     return half.rehearsal_state is StopState.ANNOUNCED, half.rehearsal_state is StopState.CONFIRMED

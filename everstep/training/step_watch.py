@@ -1,8 +1,6 @@
 """Raises an error if an optimizer, scheduler or gradient scaler updates the model without being registered at `init`.
 
-No snapshot contains the state of an unregistered object. Training would seem correct, but a resumed run would silently
-continue with the initial moments, schedule or scale. The first update by an unregistered object therefore raises
-`CannotResume`. The error names the class, the updated parameter, and the missing argument of `init`.
+No snapshot contains its state, so a resumed run would silently continue with the initial moments, schedule or scale.
 
 Torch calls one global hook before each `Optimizer.step`. Schedulers and scalers have no hook, so their `step` methods
 are wrapped while a session is open. Three cases are not detected:
@@ -37,37 +35,18 @@ NOT_COMPILED = (
     "Everstep checks here whether this optimizer updates a registered model: compile optimizer.step() without "
     "fullgraph=True, or pass the optimizer to init()"
 )
-"""Reason that torch.compile prints if a script compiles an unregistered optimizer's step as one unbroken graph.
-
-The check of the optimizer cannot be part of a graph.
-"""
+"""Text of torch.compile if a script compiles an unregistered optimizer's step as one unbroken graph."""
 
 
 def uncompiled(function: Callable[P, R], reason: str) -> Callable[P, R]:
-    """Wrap a function so that compiled code calls it outside the graph.
-
-    Args:
-        function: a function that torch.compile cannot trace, or whose calls it must not move to another moment.
-        reason: text that torch.compile prints if the script requires one unbroken graph.
-
-    Returns:
-        The wrapped function.
-    """
+    """Wrap a function so that compiled code calls it outside the graph. torch.compile may print `reason`."""
     # Cast, because torch declares a wider return type for `disable`.
     return cast("Callable[P, R]", torch.compiler.disable(function, reason=reason))  # type: ignore[no-untyped-call]
 
 
 class StepWatch:
-    """Checks that only registered optimizers update one session's parameters.
-
-    The checks run from the creation of this object until `close`. Snapshots contain the state of registered optimizers
-    only.
-
-    Args:
-        optimizers: every optimizer registered at `init`, whose steps are observed.
-        parameters: the session's parameters, by name.
-        companions: other registered objects with state: schedulers, scalers and objects of the script.
-        report: called with the error before it is raised.
+    """Checks until `close` that only registered optimizers update one session's parameters. `companions` are the other
+    registered objects with state. `report` gets the error before it is raised.
     """
 
     def __init__(
@@ -84,32 +63,17 @@ class StepWatch:
         self._report = report
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._unrelated: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
-        """Optimizers that updated no parameter of this session at the last check, each with its number of parameters.
-
-        An optimizer is checked again only if this number has changed.
-        """
+        """Optimizers that updated no parameter at the last check, with the number of parameters then."""
         self._updated_outside_graphs = uncompiled(self._updated_by, NOT_COMPILED)
-        """`_updated_by`, wrapped so that compiled code calls it outside the graph.
-
-        The method compares the addresses of tensors, which torch.compile cannot trace.
-        """
+        """torch.compile cannot trace the comparison of addresses."""
         _open(self)
 
     def close(self) -> None:
-        """Stop checking that optimizers that update the session's parameters are registered. Idempotent."""
+        """Stop the checks. Idempotent."""
         _close(self)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
-        """Check that an optimizer which updates this session's parameters is registered.
-
-        The hook calls this before each step of any optimizer in the process.
-
-        Args:
-            optimizer: the optimizer that is about to step.
-
-        Raises:
-            CannotResume: the optimizer updates a parameter of this session but is not registered.
-        """
+        """Raise CannotResume if the optimizer is not registered, but updates the session's parameters."""
         if id(optimizer) in self._optimizers:
             return
         if any(optimizer.state is kept.state for kept in self._optimizers.values()):
@@ -126,16 +90,8 @@ class StepWatch:
             )
 
     def check_scheduler(self, scheduler: LRScheduler) -> None:
-        """Check that a scheduler of an optimizer of this session is registered.
-
-        The wrapped `step` of every scheduler calls this, except for the step that a scheduler makes in its constructor.
-
-        Args:
-            scheduler: the scheduler that is about to step.
-
-        Raises:
-            CannotResume: the scheduler's optimizer updates a parameter of this session, but the scheduler is not
-                registered.
+        """Raise CannotResume if the scheduler is not registered, but its optimizer updates the session's parameters.
+        Not called for the step that a scheduler makes in its constructor.
         """
         # Use `getattr`, because a custom scheduler may have no attribute `optimizer`.
         optimizer = getattr(scheduler, "optimizer", None)
@@ -153,17 +109,7 @@ class StepWatch:
             )
 
     def check_scaler(self, scaler: GradScaler, optimizer: Optimizer) -> None:
-        """Check that a gradient scaler which steps an optimizer of this session is registered.
-
-        The wrapped `step` of every scaler calls this.
-
-        Args:
-            scaler: the scaler that is about to step an optimizer.
-            optimizer: the optimizer that the scaler steps.
-
-        Raises:
-            CannotResume: the optimizer updates a parameter of this session, but the scaler is not registered.
-        """
+        """Raise CannotResume if the scaler is not registered, but its optimizer updates the session's parameters."""
         if not scaler.is_enabled() or any(scaler is kept for kept in self._companions):
             return
         if updated := self._updated_by(optimizer):
@@ -175,7 +121,6 @@ class StepWatch:
             )
 
     def _updated_by(self, optimizer: Optimizer) -> str:
-        """Return the name of a session parameter that the optimizer updates, or an empty string."""
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         if self._unrelated.get(optimizer) == count:
             return ""
@@ -194,16 +139,8 @@ class StepWatch:
 
 
 def check_bound(companions: Mapping[str, object], optimizers: Collection[Optimizer]) -> None:
-    """Reject a registered scheduler whose optimizer is not registered. `init` calls this.
-
-    Args:
-        companions: registered schedulers and other objects, by name.
-        optimizers: the optimizers whose state the adapters capture. An optimizer among the companions is registered,
-            too, because snapshots contain the state of companions.
-
-    Raises:
-        CannotResume: the scheduler's optimizer is not registered, so no snapshot would contain the learning rate from
-            which the scheduler continues.
+    """Raise CannotResume if a registered scheduler's optimizer is neither registered nor a companion. No snapshot would
+    contain the learning rate from which the scheduler continues.
     """
     kept = [optimizer for optimizer in (*optimizers, *companions.values()) if isinstance(optimizer, Optimizer)]
     for name, companion in companions.items():
@@ -232,11 +169,10 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 _watches: tuple[StepWatch, ...] = ()
-"""The watches of open sessions. Code replaces the tuple as a whole, because a hook may be iterating over the old tuple.
-"""
+"""The watches of open sessions, replaced as a whole, because a hook may be iterating over the old tuple."""
 _handle: RemovableHandle | None = None
 _wrapped: list[tuple[type, Callable[..., Any]]] = []
-"""Classes of schedulers and scalers whose `step` is wrapped, each with its original `step`."""
+"""Classes with a wrapped `step`, and their original `step`."""
 
 
 def _open(watch: StepWatch) -> None:

@@ -1,7 +1,6 @@
 """Imports submodules of torch when a job's script uses one that nothing has imported.
 
-A warm rank is forked from a process that has imported many of these submodules, and a cold rank is not. With this
-module, a script that uses `torch.distributed.checkpoint` without an import runs in both.
+Only a warm rank is forked from a process that has imported many of them. So that scripts run in both kinds of ranks.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ def import_on_use() -> None:
 
 
 class _Lookup:
-    """The `__getattr__` of one package, which Python calls for an attribute that the package lacks."""
-
     def __init__(self, package: str, original: Callable[[str], Any] | None) -> None:
         self._package = package
         self._original = original

@@ -3,14 +3,10 @@
     tensors in the slot's order:   large │ small small small │ large, not contiguous │ in host memory
     runs:                          view  │ gather buffer     │ gather buffer, parts  │ none: the host copies it
 
-A run of small tensors is first gathered in a buffer on the device, whose layout equals the layout of the slot's range,
-with zeros between tensors. One transfer then moves them all. Adam keeps the step count of each parameter in host
-memory, between small tensors of the device. Such scalars first pass to the device, all at once (`Staging`), because
-each of them would otherwise end a run.
-
-Making a plan for thousands of tensors is slow, and the training thread often waits for the interpreter's lock
-meanwhile. Usually, the next snapshot copies the same memory to the same offsets of another slot, so the plan is made
-once and used again (`TransferPlan.fits`).
+The gather buffer on the device has the layout of the slot's range. Adam's step counts in host memory would each end a
+run, so such scalars first pass to the device, all at once (`Staging`). Making a plan for thousands of tensors is slow.
+Usually, the next snapshot copies the same memory to the same offsets of another slot, and uses the plan again
+(`TransferPlan.fits`).
 
 Invariant: a plan refers to sources and to offsets within a slot, never to a slot.
 """
@@ -28,23 +24,19 @@ from everstep.training.copier import Copies
 from everstep.training.state_tree import tensor_bytes
 
 
+# Torch fuses only tensors of one dtype into one kernel, so contiguous tensors are copied as bytes.
 @dataclass(slots=True)
 class Gathering:
-    """Copies of tensors into a buffer on their device, with zeros between them.
-
-    Torch fuses only tensors of one dtype into one kernel, so contiguous tensors are copied as bytes.
-    """
+    """Copies of tensors into a buffer on their device, with zeros between them."""
 
     memory: torch.Tensor
     """uint8[n]. Every byte is written."""
     places: list[torch.Tensor] = field(default_factory=list)
-    """Range of `memory` for each contiguous tensor, uint8[nbytes]."""
     sources: list[torch.Tensor] = field(default_factory=list)
-    """Bytes of each contiguous tensor, uint8[nbytes]."""
+    """Contiguous tensors, uint8[nbytes] each, as are their `places`."""
     strided_places: list[torch.Tensor] = field(default_factory=list)
-    """Range of `memory` for each non-contiguous tensor, with the tensor's shape and dtype."""
+    """Range of each non-contiguous tensor, with its shape and dtype."""
     strided_sources: list[torch.Tensor] = field(default_factory=list)
-    """The non-contiguous tensors."""
 
     def add(self, place: torch.Tensor, source: torch.Tensor) -> None:
         """Add the copy of `source` to `place`, which is uint8[source.nbytes]."""
@@ -70,26 +62,21 @@ class Gathering:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A contiguous range of a slot that is filled from contiguous bytes on the device.
-
-    It contains one tensor, a part of a tensor, or several small tensors. The copier may divide it into several copies.
-    """
+    """A contiguous range of a slot for a tensor, a part of one, or several small ones."""
 
     first: int
-    """Index of the first tensor of the range, in the list of copies."""
     last: int
-    """Index of the last tensor of the range."""
     before_bytes: int
-    """Bytes of the first tensor that precede the range; 0 unless the tensor is divided into several ranges."""
+    """Bytes of the first tensor before the range; 0 unless the tensor is divided."""
     complete_count: int
-    """Number of tensors, from the start of the list of copies, that are complete after the transfer of this range."""
+    """Tensors, from the start of the list of copies, that are complete after this range."""
     tensors_bytes: int
-    """Size of the range in bytes, without the zeros between its tensors."""
+    """Size without the zeros between its tensors."""
     source: torch.Tensor
-    """The contiguous bytes of the range on the device, with the zeros: a view of the source or of the gather buffer."""
+    """View of the source or of the gather buffer, zeros included."""
 
     def place(self, copies: Copies) -> torch.Tensor:
-        """Return the bytes of this range in the slot that `copies` writes, uint8[source.numel()]."""
+        """Return the bytes of this range in the slot of `copies`, uint8[source.numel()]."""
         begin = tensor_bytes(copies.targets[self.first])
         return begin.as_strided(self.source.shape, (1,), begin.storage_offset() + self.before_bytes)
 
@@ -99,18 +86,16 @@ class TransferBatch:
     """Consecutive runs whose gathered tensors fill the gather buffer at most once."""
 
     gathering: Gathering
-    """Empty if no run of this batch passes through the gather buffer."""
+    """Empty if no run passes through the gather buffer."""
     runs: Sequence[Run]
 
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """Memory through which scalars pass from the host to the device."""
+    """Memory through which scalars pass from the host to the device: pinned, and on the device, uint8[n] each."""
 
     host: torch.Tensor
-    """Pinned host memory, uint8[n]."""
     device: torch.Tensor
-    """Device memory, uint8[n]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +103,16 @@ class TransferPlan:
     """The batches of runs that copy a list of tensors into a slot, in the order of the list."""
 
     sources: Sequence[torch.Tensor]
-    """The copied tensors."""
     addresses: Sequence[int]
     """Address of each source; 0 for an empty tensor."""
     offsets: Sequence[int]
-    """Address of each target relative to the first target that is not empty. 0 for an empty target."""
+    """Address of each target relative to the first that is not empty; 0 for an empty target."""
     on_host: Sequence[int]
     """Indexes of the sources that the host copies into the slot."""
     staged: Copies
-    """Copies of scalars to the pinned memory of the staging. The host makes them before the first batch."""
+    """Copies of scalars to the pinned memory, which the host makes before the first batch."""
     staged_bytes: int
-    """Number of bytes, from the start of the staging, that the copier then transfers to the device."""
+    """Bytes of the staging that then pass to the device."""
     batches: Sequence[TransferBatch]
 
     @classmethod
@@ -140,17 +124,9 @@ class TransferPlan:
         small_bytes: int,
         staging: Staging | None = None,
     ) -> TransferPlan:
-        """Plan the copies.
-
-        Args:
-            copies: sources and targets, in the order of the targets' addresses in one slot.
-            holds: returns whether a source is on the device.
-            buffer: the gather buffer on the device, uint8[n], n a multiple of `ALIGNMENT`.
-            small_bytes: maximum size in bytes of a tensor that shares one transfer with other tensors.
-            staging: memory for scalars of the host. None: the host copies them into the slot.
-
-        Returns:
-            The plan. It keeps the sources' memory allocated.
+        """Plan the copies, in the order of the targets' addresses. The plan keeps the sources' memory allocated.
+        `buffer` is uint8[n] on the device, n a multiple of `ALIGNMENT`. Tensors of at most `small_bytes` share
+        transfers. Without `staging`, the host copies scalars.
         """
         here: list[torch.Tensor | None] = []
         on_host: list[int] = []
@@ -208,27 +184,22 @@ def _offsets(targets: Sequence[torch.Tensor]) -> list[int]:
 
 @dataclass(slots=True)
 class _Range:
-    """A range of a slot that becomes a `Run`."""
-
     first: int
     last: int
     before_bytes: int
     complete_count: int
     size: int
-    """Bytes of the range, including the zeros between its tensors."""
+    """Bytes, including the zeros between its tensors."""
     sources: list[torch.Tensor]
     offsets: list[int] = field(default_factory=lambda: [0])
-    """Offset of each source within the range, in bytes."""
+    """Offset of each source within the range."""
 
     @property
     def is_gathered(self) -> bool:
         return len(self.sources) > 1 or not self.sources[0].is_contiguous()
 
     def is_small(self, small_bytes: int) -> bool:
-        """Return whether every tensor of this range is small enough to share a transfer with other tensors.
-
-        Return False if the range contains only a part of a tensor.
-        """
+        """Return whether every tensor is whole, and small enough to share a transfer."""
         return self.complete_count > self.last and not self.before_bytes and self.sources[-1].nbytes <= small_bytes
 
     def take(self, other: _Range, offset: int) -> None:
@@ -238,7 +209,7 @@ class _Range:
         self.last, self.complete_count, self.size = other.last, other.complete_count, offset + other.size
 
     def run(self, source: torch.Tensor) -> Run:
-        """Return the run that transfers this range from its contiguous bytes on the device."""
+        """Return the run of this range from its contiguous bytes on the device."""
         tensors_bytes = sum(each.nbytes for each in self.sources)
         return Run(self.first, self.last, self.before_bytes, self.complete_count, tensors_bytes, source)
 
@@ -246,7 +217,7 @@ class _Range:
 def _ranges(
     targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor | None], limit: int, small_bytes: int
 ) -> Iterator[_Range]:
-    """Yield the device's tensors in ranges, in order. A range of several small tensors has at most `limit` bytes."""
+    """Yield the device's tensors in order. A range of several small tensors has at most `limit` bytes."""
     last: _Range | None = None
     for part in _parts(sources, limit):
         if last is None:
@@ -261,11 +232,7 @@ def _ranges(
 
 
 def _joint(one: _Range, other: _Range, targets: Sequence[torch.Tensor], limit: int, small_bytes: int) -> int | None:
-    """Return the offset of the range `other` from the start of `one`, or None if they cannot share a transfer.
-
-    They can if all their tensors are small, `other` directly follows `one` in the same slot, and the joined range fits
-    the gather buffer, which has `limit` bytes.
-    """
+    """Return the offset of `other` from `one` if small tensors follow each other within `limit` bytes, else None."""
     begin, target = targets[one.first], targets[other.first]
     offset = target.data_ptr() - begin.data_ptr()
     can_share = (
@@ -292,7 +259,6 @@ def _parts(sources: Sequence[torch.Tensor | None], limit: int) -> Iterator[_Rang
 
 
 def _rows(source: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
-    """Split a tensor by rows into pieces of at most `limit` bytes; yield the pieces in row-major order."""
     if source.nbytes <= limit:
         yield source
     elif (row := source.nbytes // len(source)) > limit:

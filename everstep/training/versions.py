@@ -19,22 +19,14 @@ TESTED: Final = {
     "datasets": "4.7",
     "torchdata": "0.11",
 }
-"""Major and minor version of each package with which Everstep's tests run, by package name."""
+"""Major and minor version with which Everstep's tests run."""
 
 logger = logging.getLogger("everstep.training")
 
 
 def check_version(package: str) -> None:
-    """Check the installed version of a package. An untested version that should be compatible causes a warning.
-
-    An installed version may be incompatible if its major version differs from the tested one. Below version 1, a
-    different minor version may be incompatible, too.
-
-    Args:
-        package: name of the package, a key of `TESTED`.
-
-    Raises:
-        UnsupportedVersion: the installed version may be incompatible with the tested one.
+    """Warn about an untested version of a package of `TESTED` that should be compatible. Raises UnsupportedVersion if
+    the major version differs, or the minor version below version 1.
     """
     installed, tested = importlib.metadata.version(package), TESTED[package]
     found, wanted = installed.split(".")[:2], tested.split(".")

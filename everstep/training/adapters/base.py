@@ -1,10 +1,7 @@
 """Defines the `Adapter` interface, and the code that all adapters share: names, optimizers, checks.
 
-Invariant: an adapter names each tensor once, at `init`, and lists the tensors in the same order in every snapshot. An
-adapter rejects a class that is not known to restore bit for bit. The error names the class.
-
-The module has more than 500 lines. It is not divided, because the interface and the shared code depend on the same
-names of tensors.
+Invariant: an adapter names each tensor once, at `init`, and lists the tensors in the same order in every snapshot. It
+rejects a class that is not known to restore bit for bit.
 """
 
 from __future__ import annotations
@@ -42,21 +39,16 @@ EXPECTED_OPTIMIZERS = frozenset(
         "lion_pytorch.lion_pytorch.Lion",
     }
 )
-"""Accepted optimizers outside torch.optim.
-
-They keep their state in `state` and `param_groups`, and change it only in `step`.
-"""
+"""Optimizers outside torch.optim that keep their state in `state` and `param_groups`, and change it only in `step`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterState:
-    """The part of a snapshot that one adapter provides: tensors of models and optimizers, and their other values."""
+    """The part of a snapshot that one adapter provides."""
 
     lists: Sequence[list[StateTensor]]
-    """Lists of live tensors. While the tensor objects stay the same, the adapter returns the same list objects, so that
-    the session need not compare single tensors."""
+    """Live tensors. A list stays the same object while its tensors do, so that the session need not compare them."""
     fresh: list[StateTensor]
-    """Live tensors that training may replace by new objects at any step, such as gradients."""
     values: Tree
 
     @property
@@ -66,61 +58,37 @@ class AdapterState:
 
 
 class Adapter(Protocol):
-    """Captures and restores models and optimizers.
-
-    Each supported way to train has its own adapter: plain torch, DDP, FSDP2 and DeepSpeed.
-    """
+    """Captures and restores models and optimizers of one way to train."""
 
     kind: str
     revision: int
-    """Number of changes that `observe` has seen in the modules, the optimizers' groups and `requires_grad`."""
+    """Number of changes of modules, groups and `requires_grad` that `observe` has seen."""
 
     def prepare(self) -> None:
-        """Prepare the models so that the first step of a launch computes in the same order as all later steps.
-
-        Otherwise, the first step after a restore would give other results than the same step of an undisturbed run.
-        Collective: all ranks call this together. `init` calls it once per launch.
+        """Prepare the models so that a launch's first step computes in the same order as all later steps. Otherwise,
+        the first step after a restore would differ from that of an undisturbed run. Collective, once per launch.
         """
 
     def facts(self) -> dict[str, str]:
-        """Return facts about models and optimizers, such as shapes, which a snapshot and a launch must have in common.
-
-        A launch can restore a snapshot of another launch only if both launches have the same facts. The facts are
-        those at `init`, because a restarted script has not repeated later changes when it restores.
+        """Return facts, such as shapes, which a snapshot and a launch must have in common. They are those at `init`,
+        because a restarted script has not repeated later changes when it restores.
         """
         ...
 
     def check(self) -> None:
-        """Raise an error if the script made changes since `init` that a restarted script could not restore.
-
-        The session calls this for every snapshot, after `observe`.
-
-        Raises:
-            CannotResume: the script changed an object in a way that a restarted script could not restore. The error
-                names it.
-        """
+        """Raise CannotResume if a restarted script could not restore the changes since `init`."""
 
     def observe(self) -> AdapterState:
-        """Return the current state without copying its tensors. Called for every snapshot."""
+        """Return the current state without copying its tensors."""
         ...
 
     def forecast(self) -> AdapterState | None:
-        """Predict the state after each optimizer's first step.
-
-        None means that the state cannot be predicted. Tensors that the first step will create are on the meta device.
-        """
+        """Predict the state after each optimizer's first step, with missing tensors on the meta device, else None."""
 
     def parts(self, states: Sequence[StateTensor]) -> Mapping[str, tuple[TensorPart, ...]]:
-        """Return, for each stored tensor, the rectangular pieces (boxes) of whole parameters that it contains.
-
-        Called when the tensors of a snapshot or their shapes change.
-
-        Args:
-            states: all tensors of the rank's state. The adapter ignores the tensors of other adapters.
-
-        Returns:
-            The boxes by the tensor's name. A tensor that contains only padding has no box. A tensor that is a whole
-            parameter or optimizer state has no entry.
+        """Return the boxes of each stored tensor by its name, when the tensors of a snapshot or their shapes change. A
+        tensor that contains only padding has no box. A tensor that is a whole logical tensor has no entry. The adapter
+        ignores the tensors of other adapters.
         """
         ...
 
@@ -131,70 +99,35 @@ class Adapter(Protocol):
     def load(self, tensors: SavedTensors, values: Tree) -> None:
         """Write a saved state into the live objects, in place, without communication between ranks.
 
-        Tensors passed to `tensors.bring` are complete only after the caller has called `tensors.finish`. If the saved
-        bytes turn out to be invalid, the caller calls `load` again or ends the process.
-
-        Args:
-            tensors: the saved tensors. Reading one may wait for its bytes, so read in the order of
-                `AdapterState.tensors`.
-            values: the values that `observe` returned.
+        Reading a tensor may wait for its bytes, so read in the order of `AdapterState.tensors`. Tensors passed to
+        `tensors.bring` are complete after `tensors.finish`. If the bytes turn out to be invalid, the caller calls
+        `load` again or ends the process. `values` are those that `observe` returned.
         """
 
     def targets(self, earlier: EarlierTensors, values: EarlierState) -> Sequence[LoadTarget]:
-        """Return the tensors that `load` will read if a launch with a different number of ranks made the snapshot.
-
-        The ranks of that launch are the earlier ranks. This rank maps their shards into its memory one by one, and
-        calls this method after each shard. The pieces of parameters in the result (boxes) are the same in every call.
-
-        Args:
-            earlier: the shards of earlier ranks that this rank has mapped so far.
-            values: the saved values that are not tensors, from the earlier shard that was mapped first.
-
-        Returns:
-            Tensors of this rank, in the order in which `load` reads them.
-
-        Raises:
-            CannotRelayout: a tensor cannot be filled from the earlier shards. The error names the tensor.
+        """Return the tensors that `load` will read of another layout's snapshot, in its order. This rank calls it after
+        each earlier shard that it maps. The boxes in the result are the same in every call. `values` are those of the
+        shard that was mapped first. Raises CannotRelayout if a tensor cannot be filled.
         """
         ...
 
     def translate(self, values: EarlierState) -> Tree:
-        """Convert values from a rank of the launch that saved the step into values for this adapter's `load`.
-
-        Args:
-            values: values that the corresponding adapter of that rank returned from `observe`. The rank may have used
-                a different kind of training, such as DeepSpeed instead of plain torch.
-
-        Returns:
-            A tree like that of this adapter's `observe`.
-
-        Raises:
-            CannotRelayout: a value cannot be converted. The error names its object.
-        """
+        """Convert an earlier rank's `observe` values for `load`. Raises CannotRelayout if that is impossible."""
         ...
 
     def synchronize(self) -> None:
-        """Compute the state that is derived from the loaded state of several ranks, such as 16-bit weights.
-
-        Collective. Called once after `load`, when the whole snapshot has arrived.
-        """
+        """Compute state that derives from several ranks' loaded state. Collective, once after `load`."""
 
     def optimizers(self) -> Mapping[str, Optimizer]:
-        """Return the optimizers by name.
-
-        Only steps of these optimizers may change the tensors whose `StateTensor.is_deferred` is True.
-        """
+        """Return the optimizers by name. Only their steps may change the tensors with `StateTensor.is_deferred`."""
         ...
 
     def parameters(self) -> Mapping[str, torch.Tensor]:
-        """Return the parameters by their names in a slot.
-
-        Only registered optimizers may update them.
-        """
+        """Return the parameters by their names in a slot. Only registered optimizers may update them."""
         ...
 
     def schedulers(self) -> Sequence[object]:
-        """Return the schedulers that the framework owns. This adapter's part of a snapshot contains their state."""
+        """Return the schedulers that the framework owns, whose state is in this adapter's part of a snapshot."""
         ...
 
     def modules(self) -> Sequence[torch.nn.Module]:
@@ -206,29 +139,17 @@ class Adapter(Protocol):
         ...
 
     def steps_made(self) -> int | None:
-        """Return the framework's count of optimizer steps.
-
-        None means that the framework does not count steps.
-        """
+        """Return the framework's count of optimizer steps; None if it does not count them."""
 
     def batches_per_step(self) -> int | None:
-        """Return the number of batches per optimizer step that the framework is configured with.
-
-        None means that the script decides.
-        """
+        """Return the framework's batches per optimizer step; None if the script decides."""
 
     def end_step(self) -> None:
-        """Record that a step is finished. Gradients that exist before this call belong to the finished step.
-
-        After every step, the session calls this before any other method.
-        """
+        """Record the end of a step, before any other call. Present gradients belong to the finished step."""
 
 
 class NamedTensors:
-    """Caches the named tensors of a state, until a tensor object of this state is replaced.
-
-    The same list object is returned until then, so the caller can compare lists by identity.
-    """
+    """Caches the named tensors of a state, until a tensor object of this state is replaced."""
 
     def __init__(self) -> None:
         self._key: object = None
@@ -236,16 +157,7 @@ class NamedTensors:
         self._named: list[StateTensor] = []
 
     def of(self, live: list[torch.Tensor], key: object, name: Callable[[], list[StateTensor]]) -> list[StateTensor]:
-        """Return the cached list of named tensors, or a new list if a tensor object or `key` has changed.
-
-        Args:
-            live: the current tensors, and other tensors that determine their names.
-            key: further values on which the list depends.
-            name: builds a new list from the current objects; called only after a change.
-
-        Returns:
-            The list of the previous call if all tensors and the key are the same, otherwise a new list.
-        """
+        """Return the cached list, or a new one from `name` if an object of `live` or `key` has changed."""
         if key != self._key or not same_tensors(live, self._live):
             self._named, self._live, self._key = name(), live, key
         return self._named
@@ -262,10 +174,7 @@ FORESEEN: Mapping[type[Optimizer], Callable[[Mapping[str, Any]], tuple[str, ...]
     torch.optim.RAdam: lambda _group: ("step", "exp_avg", "exp_avg_sq"),
     torch.optim.SGD: lambda group: ("momentum_buffer",) if group["momentum"] else (),
 }
-"""For each optimizer class: a function that predicts the state entries of a parameter after the first step.
-
-The function receives the options of the parameter's group.
-"""
+"""A parameter's state entries after the first step, from its group's options, by optimizer class."""
 SCALARS = ("step", "mu_product")
 
 
@@ -276,32 +185,20 @@ class NamedOptimizer:
     name: str
     optimizer: Optimizer
     members: list[tuple[str, torch.Tensor]]
-    """Name and parameter of each tensor that the optimizer may change or has state of.
-
-    The adapter changes the list when the script changes the optimizer's groups.
-    """
+    """Name and parameter of each tensor that the optimizer may change or has state of."""
     local: Callable[[torch.Tensor], torch.Tensor]
-    """Function that returns the part of a tensor that is in this rank's own memory."""
     rewrap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """Function that wraps a local state tensor in the form in which the optimizer keeps it.
-
-    The form is, for example, a DTensor. The result shares the memory of the local tensor, because a restore fills this
-    memory later.
-    """
+    """Wraps a local state tensor in the optimizer's form, such as a DTensor, with the same memory."""
     listed: NamedTensors = field(default_factory=NamedTensors)
     arenas: list[Arena] = field(default_factory=list)
-    """Memory that `expect_restore` reserved for the tensors that `load` will create."""
 
     @property
     def prefix(self) -> str:
-        """Prefix that the names of this optimizer's tensors have in a snapshot."""
+        """Prefix of the names of this optimizer's tensors in a snapshot."""
         return f"optimizer/{self.name}/" if self.name else "optimizer/"
 
     def observe(self) -> tuple[list[StateTensor], Tree]:
-        """Return the optimizer's live state tensors, and its parameter groups and other entries as a tree.
-
-        If no tensor object has changed, the returned list is the same object as in the previous call.
-        """
+        """Return the live state tensors, the same list if none changed, and the groups and other entries."""
         entries = list(self.optimizer.state.values())
         keys = list(chain.from_iterable(entries))
         values = list(chain.from_iterable(map(dict.values, entries)))
@@ -321,18 +218,12 @@ class NamedOptimizer:
         return listed, {"groups": self._groups(), "plain": plain, "shared": shared}
 
     def split_name(self, state_name: str) -> tuple[str, str] | None:
-        """Split a state tensor's name into the name of the parameter and the key of the state entry.
-
-        None if the tensor is not part of this optimizer's state.
-        """
+        """Split a state tensor's name into parameter and state entry; None if it is not of this optimizer."""
         name, found, key = state_name.removeprefix(self.prefix).rpartition("/")
         return (name, key) if found and state_name.startswith(self.prefix) else None
 
     def forecast(self) -> list[StateTensor] | None:
-        """Return the state tensors that the optimizer will have after its first step.
-
-        Tensors that do not exist yet are on the meta device. Return None for an unknown optimizer class.
-        """
+        """Return the state tensors after the first step, missing ones on the meta device; None for an unknown class."""
         expected = FORESEEN.get(type(self.optimizer))
         if expected is None:
             return self._named() if all(parameter in self.optimizer.state for _, parameter in self.members) else None
@@ -346,10 +237,7 @@ class NamedOptimizer:
         return found
 
     def expect_restore(self) -> Arena | None:
-        """Reserve memory for optimizer state that does not exist before the first step.
-
-        Return None if no state is missing, or if the missing state cannot be predicted.
-        """
+        """Reserve memory for the state that `forecast` adds. None if there is none."""
         missing = [state.tensor for state in self.forecast() or () if state.tensor.is_meta]
         if not missing or any(parameter.device.type != "cpu" for _, parameter in self.members):
             return None
@@ -357,12 +245,8 @@ class NamedOptimizer:
         return self.arenas[0]
 
     def of_earlier(self, earlier: EarlierTensors) -> list[StateTensor]:
-        """Return the optimizer state that this rank will load from an earlier launch with a different number of ranks.
-
-        The rank maps that launch's shards into its memory one after another. The result contains each state tensor that
-        one of the shards mapped so far names. The tensors are on the meta device, so they have sizes but no data. A
-        tensor with one element per element of its parameter has the size of the parameter's part on this rank. Any
-        other tensor, such as a scalar, has the size that it had in the earlier launch.
+        """Return, on the meta device, the state tensors that the earlier shards mapped so far name. A tensor with one
+        element per element of its parameter has the size of this rank's part. Any other tensor has its earlier size.
         """
         found: list[StateTensor] = []
         for name, parameter in self.members:
@@ -384,10 +268,8 @@ class NamedOptimizer:
         return found
 
     def wanted(self, earlier: EarlierTensors) -> list[str]:
-        """Return the names of scalars of the optimizer state, such as `step`, that this rank has not found yet.
-
-        The rank maps the shards of the earlier launch one after another. A parameter without elements on this rank has
-        scalars, too. The rank finds them in the first mapped shard with optimizer state of the parameter.
+        """Return the names of state scalars, such as `step`, that no mapped earlier shard has contained. A parameter
+        without elements on this rank also has scalars, in the first mapped shard with state of the parameter.
         """
         return [
             f"{self.prefix}{name}/{key}"
@@ -402,19 +284,9 @@ class NamedOptimizer:
         return () if expected is None else expected(self._options()[name])
 
     def adopt(self, saved: Mapping[str, Any]) -> Tree:
-        """Convert the plain values of an optimizer of the launch that saved the step into values for `load`.
-
-        That launch used a different kind of training, such as DeepSpeed.
-
-        Args:
-            saved: the values that the earlier optimizer's `observe` returned.
-
-        Returns:
-            The values, without options that this optimizer lacks.
-
-        Raises:
-            CannotRelayout: the optimizers have different numbers of groups, or parameters that now share one state have
-                different values.
+        """Convert the plain values of an earlier optimizer of another kind of training, without options that this one
+        lacks. Raises CannotRelayout if the numbers of groups differ, or parameters that now share one state have
+        different values.
         """
         where = f"optimizer/{self.name}" if self.name else "optimizer"
         groups, live = saved["groups"], self.optimizer.param_groups
@@ -447,7 +319,6 @@ class NamedOptimizer:
         return StateTensor(place, torch.empty(local.shape, dtype=local.dtype, device="meta"), is_deferred=True)
 
     def _named(self) -> list[StateTensor]:
-        """Return the state tensors in the order in which the optimizer made them, which a restore makes again."""
         places = {id(parameter): place for place, parameter in enumerate(self.optimizer.state)}
         members = sorted(self.members, key=lambda member: places.get(id(member[1]), -1))
         return [state for name, parameter in members for state in self._named_of(name, parameter)]
@@ -460,10 +331,7 @@ class NamedOptimizer:
         ]
 
     def _options(self) -> dict[str, Mapping[str, Any]]:
-        """Return the options of each parameter's group.
-
-        ZeRO-3 removes parameters from their groups. For such a parameter, the result contains the optimizer's defaults.
-        """
+        """Return the options of each parameter's group; of one that ZeRO-3 has removed from its group, the defaults."""
         group_of = {id(parameter): group for group in self.optimizer.param_groups for parameter in group["params"]}
         return {name: group_of.get(id(parameter), self.optimizer.defaults) for name, parameter in self.members}
 
@@ -487,14 +355,7 @@ class NamedOptimizer:
 
     @torch.no_grad()
     def load(self, tensors: SavedTensors, values: Tree) -> None:
-        """Write the saved state and the options of the parameter groups into the live optimizer.
-
-        The method deletes state entries that the snapshot does not contain.
-
-        Args:
-            tensors: the tensors of the whole snapshot, by name.
-            values: the values that `observe` returned.
-        """
+        """Write the saved state and group options into the live optimizer, and delete other state entries."""
         assert isinstance(values, dict)
         options = self._options()
         saved: dict[str, dict[str, str]] = {}
@@ -543,7 +404,6 @@ class NamedOptimizer:
     def _place(
         self, parameter: torch.Tensor, key: str, tensors: SavedTensors, path: str, group: Mapping[str, Any]
     ) -> torch.Tensor:
-        """Create a state tensor on the device where an optimizer step would create it."""
         (shape, dtype), local = tensors.described(path), self.local(parameter)
         if key in SCALARS and not (group.get("capturable") or group.get("fused")):
             return tensors[path].clone()
@@ -556,26 +416,14 @@ class NamedOptimizer:
 
 
 class ExtraStates:
-    """Captures and restores the extra state of modules: the values that modules return from `get_extra_state`.
-
-    Invariant: as in torch's `load_state_dict`, a module receives its extra state after all tensors are loaded.
-    """
+    """Captures and restores what modules return from `get_extra_state`, after all tensors are loaded as in torch."""
 
     def __init__(self) -> None:
         self._modules: dict[str, torch.nn.Module] = {}
         self._loaded: Mapping[str, Tree] = {}
 
     def add(self, prefix: str, model: torch.nn.Module) -> None:
-        """Add the modules of a model.
-
-        Args:
-            prefix: prefix of the modules' names.
-            model: root module; its submodules are included.
-
-        Raises:
-            CannotResume: a module has no `set_extra_state`, or its extra state holds more than plain values and
-                tensors.
-        """
+        """Add a model. Raises CannotResume if an extra state lacks a setter, or is not plain values and tensors."""
         found = [
             (path, module)
             for path, module in model.named_modules()
@@ -592,7 +440,7 @@ class ExtraStates:
 
     @property
     def names(self) -> Sequence[str]:
-        """Names under which a snapshot stores the results of `get_extra_state`, one per registered module."""
+        """Names of the extra states in a snapshot."""
         return list(self._modules)
 
     def follow(self, replaced: Mapping[torch.nn.Module, torch.nn.Module]) -> None:
@@ -600,15 +448,15 @@ class ExtraStates:
         self._modules = {name: replaced.get(module, module) for name, module in self._modules.items()}
 
     def observe(self) -> dict[str, Tree]:
-        """Return the result of each module's `get_extra_state`, by name. Called for every snapshot."""
+        """Return the result of each module's `get_extra_state`, by name."""
         return {name: module.get_extra_state() for name, module in self._modules.items()}
 
     def load(self, values: Mapping[str, Tree]) -> None:
-        """Keep the saved results of `get_extra_state` until `finish` passes them to the modules."""
+        """Keep the saved extra states until `finish`."""
         self._loaded = values
 
     def finish(self) -> None:
-        """Pass the saved extra states to the modules' `set_extra_state`. Called after all tensors are loaded."""
+        """Pass the saved extra states to the modules. Called after all tensors are loaded."""
         for name, module in self._modules.items():
             module.set_extra_state(self._loaded[name])
         self._loaded = {}
@@ -616,25 +464,18 @@ class ExtraStates:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Collects facts about modules and optimizers that determine the layout of a snapshot.
-
-    The adapter calls it at `init`. A launch can restore only snapshots with equal facts.
-    """
+    """Collects facts about modules and optimizers that determine the layout of a snapshot."""
 
     entries: dict[str, str] = field(default_factory=dict)
 
     def add_tensor(self, name: str, tensor: torch.Tensor, requires_grad: bool) -> None:
-        """Record a tensor's dtype and shape, and whether training may change it (`requires_grad`)."""
+        """Record a tensor's dtype, shape and `requires_grad`."""
         self.entries[f"tensor {name}"] = (
             f"{dtype_name(tensor.dtype)}{list(tensor.shape)}{'' if requires_grad else ' frozen'}"
         )
 
     def add_optimizer(self, named: NamedOptimizer) -> None:
-        """Record an optimizer's class, its groups and the options of its algorithm.
-
-        For each parameter group, the method records the names of its parameters, and those options that are bool, str
-        or None.
-        """
+        """Record an optimizer's class, its groups' parameters, and those options that are bool, str or None."""
         optimizer = named.optimizer
         names = {id(parameter): name for name, parameter in named.members}
         self.entries[f"optimizer {named.name}"] = qualified_name(type(optimizer))
@@ -649,16 +490,9 @@ class Layout:
 
 
 def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) -> None:
-    """Reject an optimizer that may keep state outside its `state` and `param_groups`.
-
-    Args:
-        name: name under which the script registered the optimizer.
-        optimizer: the optimizer, whose class and options this function checks.
-        trusted: classes that the script declared as safe (`trusted_optimizers` of `init`).
-
-    Raises:
-        CannotResume: the class is not known, and a trial with a copy fails; or the options make the optimizer keep
-            state in other attributes.
+    """Reject an optimizer that may keep state outside its `state` and `param_groups`. Raises CannotResume if the class
+    is neither known nor in `trusted`, and a trial with a copy fails; or if the options make the optimizer keep state
+    elsewhere.
     """
     kind = type(optimizer)
     path = qualified_name(kind)
@@ -679,17 +513,7 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
 
 
 def tensor_names(found: Sequence[tuple[str, Hashable]]) -> list[str]:
-    """Return the canonical names of a model's tensors: their paths without the components that wrappers add.
-
-    If two tensors would have the same canonical name, both keep their full paths. This occurs if the script itself
-    names a module `module`.
-
-    Args:
-        found: path and identity of each tensor. One tensor may have several paths.
-
-    Returns:
-        One name per path.
-    """
+    """Return the paths without the components of wrappers, except if two names would then be equal."""
     called: dict[str, set[Hashable]] = {}
     for raw, identity in found:
         called.setdefault(canonical_name(raw), set()).add(identity)
@@ -697,14 +521,7 @@ def tensor_names(found: Sequence[tuple[str, Hashable]]) -> list[str]:
 
 
 def check_distinct(names: Sequence[str]) -> None:
-    """Raise an error if two tensors have the same name.
-
-    Args:
-        names: names of all tensors that a snapshot would contain.
-
-    Raises:
-        CannotResume: a name occurs twice.
-    """
+    """Raise CannotResume if a name occurs twice."""
     for name, count in Counter(names).items():
         if count > 1:
             raise CannotResume(
@@ -730,17 +547,14 @@ def state_tensor(
     is_deferred: bool,
     is_frozen: bool = False,
 ) -> StateTensor:
-    """Return a `StateTensor`, which snapshots copy, for this rank's local part of a tensor."""
+    """Return a `StateTensor` for this rank's local part of a tensor."""
     memory = local(tensor)
     return StateTensor(name, memory, is_deferred, None if memory is tensor else tensor, is_frozen)
 
 
 def local_tensors(tensors: list[torch.Tensor], local: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
-    """Return the given tensors and, if they are sharded, also this rank's local part of each of them.
-
-    Without sharding, each tensor is its own local part, so the function returns the given list. This saves a copy of
-    thousands of entries at every boundary.
-    """
+    """Return the given tensors and, if they are sharded, also this rank's local part of each of them."""
+    # Without sharding, this saves a copy of thousands of entries at every boundary.
     return tensors if local is plain_local else [*tensors, *map(local, tensors)]
 
 
@@ -750,15 +564,7 @@ def plain_rewrap(_parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
 
 
 def check_parameter(name: str, parameter: torch.Tensor) -> None:
-    """Reject a parameter that snapshots cannot copy as bytes, or that a restore cannot write in place.
-
-    Args:
-        name: name in a snapshot, for the error.
-        parameter: this rank's local memory of the parameter.
-
-    Raises:
-        CannotResume: `check_tensor` rejects the parameter, or several of its elements share memory.
-    """
+    """Raise CannotResume as `check_tensor`, or if a restore could not write the parameter in place."""
     check_tensor(name, parameter)
     if overlaps_itself(parameter):
         raise CannotResume(
@@ -767,15 +573,8 @@ def check_parameter(name: str, parameter: torch.Tensor) -> None:
 
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
-    """Reject a tensor that cannot be copied as bytes.
-
-    Args:
-        name: name in a snapshot, for the error.
-        tensor: this rank's local memory of a parameter or buffer.
-
-    Raises:
-        CannotResume: the tensor is lazy, sparse, quantized, composed of other tensors, on the meta device, or a
-            conjugate or negative view.
+    """Reject a tensor that cannot be copied as bytes. Raises CannotResume if it is lazy, sparse, quantized, composed of
+    other tensors, on the meta device, or a conjugate or negative view.
     """
     if torch.nn.parameter.is_lazy(tensor):
         raise CannotResume(name, "a lazy tensor has no shape yet; run one forward before init")
@@ -799,8 +598,5 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Return whether several elements of the tensor share memory, as after `expand`.
-
-    Torch refuses to write to such a tensor.
-    """
+    """Return whether several elements share memory, as after `expand`. Torch refuses to write to such a tensor."""
     return bool(torch._debug_has_internal_overlap(tensor) == 1)

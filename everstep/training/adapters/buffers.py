@@ -1,12 +1,10 @@
 """Lists, checks and restores the buffers of modules.
 
-At each boundary, the adapter looks buffers up by owner and name, because a module may replace a buffer by a new tensor.
-The shape and dtype of the new tensor may differ, or it may be None. Two names may refer to one tensor at first, and to
-separate tensors later. A module may also register a buffer after `init`, for example a statistic that starts with the
-first batch. The adapter adds such a buffer at the next boundary.
+A module may replace a buffer by a tensor of another shape or dtype, or by None, and may register a buffer after `init`.
+The adapter therefore looks buffers up by owner and name at each boundary.
 
-Invariant: after a load, each buffer has the values, shape, dtype and kind of device that the snapshot contains. Names
-that referred to one tensor when the snapshot was taken refer to one tensor again.
+Invariant: after a load, each buffer has the values, shape, dtype and kind of device of the snapshot. Names that
+referred to one tensor do so again.
 """
 
 from __future__ import annotations
@@ -28,18 +26,13 @@ from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree, dtype_name, dtype_of
 
 Place = tuple[str, torch.nn.Module, str]
-"""Name of a buffer, the module that owns the buffer, and its key in the module."""
+"""Name of a buffer, its module, and its key there."""
 _Late = tuple[str, int, str, bool]
-"""A buffer that a module registered after `init`.
-
-The fields are the path of the owning module, the module's index among the modules at that path, the buffer's key, and
-whether the buffer is persistent. The index counts from the innermost module outwards: wrappers and the wrapped module
-have the same path.
-"""
+"""Path of the module, its index among those at that path from the innermost outwards, key, whether persistent."""
 
 
 def buffers_of(model: torch.nn.Module) -> list[Place]:
-    """Return every buffer of a model, including buffers that are None. Names include the names of wrapper modules."""
+    """Return every buffer of a model, including None, with the names of wrapper modules."""
     return [
         (f"{path}.{key}" if path else key, module, key)
         for path, module in model.named_modules()
@@ -48,39 +41,22 @@ def buffers_of(model: torch.nn.Module) -> list[Place]:
 
 
 class Buffers:
-    """The buffers of all registered models, in a fixed order.
-
-    Args:
-        local: returns this rank's local memory of a tensor.
-    """
+    """The buffers of all registered models, in a fixed order."""
 
     def __init__(self, local: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._local = local
         self._modules: dict[str, list[torch.nn.Module]] = {}
-        """Modules by path, the innermost first.
-
-        A wrapper has the same path as the wrapped module, and another launch may use other wrappers.
-        """
+        """Modules by path, the innermost first, because another launch may use other wrappers."""
         self._places: list[Place] = []
         self._late: list[_Late] = []
-        """Buffers that were registered after `init`."""
 
     @property
     def places(self) -> Sequence[Place]:
-        """Name, owning module and key in the module of every buffer that the registered models have had so far."""
+        """Every buffer that the registered models have had so far."""
         return self._places
 
     def add(self, prefix: str, model: torch.nn.Module, names: Sequence[str]) -> None:
-        """Add the buffers of a model to this object.
-
-        Args:
-            prefix: prefix of the buffers' names.
-            model: root module; buffers of submodules are included.
-            names: names of `buffers_of(model)`, in that order.
-
-        Raises:
-            CannotResume: a buffer cannot be copied as bytes.
-        """
+        """Add a model's buffers, named as by `buffers_of`. Raises CannotResume if one cannot be copied as bytes."""
         for path, module in model.named_modules():
             self._modules.setdefault(f"{prefix}{called}." if (called := canonical_name(path)) else prefix, []).insert(
                 0, module
@@ -95,25 +71,12 @@ class Buffers:
         self._places = [(name, replaced.get(owner, owner), key) for name, owner, key in self._places]
 
     def check(self) -> None:
-        """Check that buffers registered after `init` can be copied as bytes.
-
-        The adapter calls this for every snapshot, after `observe`.
-
-        Raises:
-            CannotResume: a buffer cannot be copied. The error names the buffer.
-        """
+        """Raise CannotResume if a buffer registered after `init` cannot be copied as bytes."""
         self._check(self._places[len(self._places) - len(self._late) :])
 
     def observe(self) -> tuple[list[StateTensor], Tree]:
-        """Return the live buffers, and a tree that records which names refer to one tensor, and the buffers' devices.
-
-        Called for every snapshot.
-
-        Returns:
-            Tensors, and a tree for `load`.
-
-        Raises:
-            CannotResume: a buffer that was registered after `init` has the name of another tensor.
+        """Return the live buffers, and a tree with the names that refer to one tensor, and the devices. Raises
+        CannotResume if a buffer registered after `init` has the name of another tensor.
         """
         if sum(key in owner._buffers for _, owner, key in self._places) != self._live_count():
             self._list_late()
@@ -135,19 +98,11 @@ class Buffers:
         return tensors, {"late": list(self._late), "ties": ties, "device": usual.type, "elsewhere": elsewhere}
 
     def transient_parts(self) -> dict[str, tuple[TensorPart, ...]]:
-        """Return an empty list of boxes (pieces of whole tensors) for each buffer that is not persistent, by its name.
-
-        Without boxes, a buffer is not part of any logical tensor. `state_dict` leaves out these buffers, too.
-        """
+        """Return no boxes for each buffer that is not persistent, so that it is part of no logical tensor."""
         return {f"model/{name}": () for name, owner, key in self._places if key in owner._non_persistent_buffers_set}
 
     def load(self, tensors: SavedTensors, values: Tree) -> None:
-        """Restore the buffers. A buffer whose shape and dtype match is written in place.
-
-        Args:
-            tensors: the tensors of the whole snapshot, by name.
-            values: the tree that `observe` returned.
-        """
+        """Restore the buffers. A buffer whose shape and dtype match is written in place."""
         assert isinstance(values, dict)
         self._register(cast("list[_Late]", values["late"]))
         ties: dict[str, str] = values["ties"]
@@ -170,19 +125,9 @@ class Buffers:
             owner._buffers[key] = other._buffers[other_key]
 
     def of_earlier(self, earlier: EarlierTensors, values: Tree) -> tuple[list[StateTensor], list[LoadTarget]]:
-        """Return the buffers that this rank will load from shards of earlier ranks (of the launch that saved the step).
-
-        Args:
-            earlier: the shards of earlier ranks that this rank has mapped so far.
-            values: the tree that `observe` returned on an earlier rank.
-
-        Returns:
-            The live buffers that are sharded over ranks, and one target for each buffer that is not sharded. A target
-            has the size that the buffer had when the step was saved. This rank loads it from the shard that supplies
-            `values`, because the ranks' copies of the buffer may differ.
-
-        Raises:
-            CannotRelayout: a buffer has a different dtype than when the step was saved.
+        """Return the live buffers that are sharded over ranks, and a target for each other buffer, in its saved size.
+        This rank loads the targets from the shard that supplies `values`, because the ranks' copies may differ. Raises
+        CannotRelayout if a buffer has a different dtype than when the step was saved.
         """
         assert isinstance(values, dict)
         late = [path + key for path, _, key, _ in values["late"]]

@@ -1,14 +1,8 @@
 """Adapter for DistributedDataParallel (DDP). It fixes the layout of gradient buckets before the first step.
 
-At first, DDP fills its buckets in the reverse order in which parameters were registered. After the first backward pass,
-DDP rebuilds the buckets in the order in which gradients arrived. Gradient elements then have other offsets in the
-buckets, and an all-reduce over three or more ranks sums them in a different order. Without this adapter, a launch that
-restores step 100 would run step 101 with the initial layout, which an uninterrupted run uses only in step 1. The
-results would differ in the last bits.
-
-With `gradient_as_bucket_view`, DDP divides a gradient that already is a view of its bucket by the number of ranks, and
-multiplies any other gradient by the inverse, which can round differently. A restored gradient is therefore such a view
-again if it was one.
+After its first backward pass, DDP rebuilds its buckets in the order in which gradients arrived. An all-reduce over
+three or more ranks then sums in a different order. A launch that restores step 100 would run step 101 with the initial
+layout, and differ in the last bits.
 
 Invariant: the first step of every launch uses the same bucket layout as all later steps.
 """
@@ -34,16 +28,9 @@ from everstep.training.state_tree import Tree
 
 
 class DDPAdapter(PlainAdapter):
-    """Adapter for models of which at least one is wrapped in DistributedDataParallel.
-
-    Args:
-        models: root modules by name. A single module has the empty name.
-        optimizers: optimizers by name. A single optimizer has the empty name.
-        trusted: optimizer classes that the script declared as safe.
-
-    Raises:
-        CannotResume: `PlainAdapter` rejects an object, DDP uses a static graph over three or more ranks, or a
-            communication hook keeps state.
+    """Adapter for models of which at least one is wrapped in DistributedDataParallel. Raises CannotResume if
+    `PlainAdapter` rejects an object, DDP uses a static graph over three or more ranks, or a communication hook keeps
+    state.
     """
 
     kind = "ddp"
@@ -63,9 +50,10 @@ class DDPAdapter(PlainAdapter):
         self._trainable = {id(parameter) for parameter in self._parameters.values() if parameter.requires_grad}
         self._checked_revision = self.revision
         self._unaveraged = ""
-        """Name of a parameter that the script has unfrozen, and whose gradients DDP does not average."""
+        """An unfrozen parameter whose gradients DDP does not average."""
+        # DDP divides a view by the number of ranks, and multiplies any other gradient by the inverse, which can round
+        # differently. A restored gradient must be a view again.
         self._views: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
-        """Parameters with the views of their buckets, of models with `gradient_as_bucket_view`."""
 
     def check(self) -> None:
         super().check()
@@ -130,15 +118,9 @@ def _check(name: str, model: DistributedDataParallel) -> None:
 
 
 def fix_buckets(model: DistributedDataParallel) -> None:
-    """Make DDP rebuild its buckets now, before the first step.
-
-    The function sends DDP artificial gradients in the reverse order of registration, so all launches get the same
-    layout. Collective: all ranks call this together, before the first forward pass.
-
-    Args:
-        model: the wrapped model. Its forward pass must not have run yet.
-
-    Source: measurements with 3 and 4 ranks, in which only restarts with this call were bit-identical.
+    """Make DDP rebuild its buckets now, before the first forward pass. Collective. All launches get the same layout,
+    from artificial gradients in the reverse order of registration. Source: measurements with 3 and 4 ranks, in which
+    only restarts with this call were bit-identical.
     """
     parameters = [p for p in model.module.parameters() if p.requires_grad]
     if not parameters or model.static_graph or model.find_unused_parameters:
@@ -150,13 +132,8 @@ def fix_buckets(model: DistributedDataParallel) -> None:
 
 
 def bucket_views(model: DistributedDataParallel) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
-    """Return the view of its bucket that DDP uses as the gradient of each parameter. Collective.
-
-    Args:
-        model: the wrapped model, after `fix_buckets`.
-
-    Returns:
-        An empty list for a model without `gradient_as_bucket_view`, or with a static graph, which `fix_buckets` omits.
+    """Return the view of its bucket that is each parameter's gradient. Collective, after `fix_buckets`. Empty without
+    `gradient_as_bucket_view`, or with a static graph, which `fix_buckets` omits.
     """
     parameters = [p for p in model.module.parameters() if p.requires_grad]
     if not parameters or not model.gradient_as_bucket_view or model.static_graph:
@@ -170,7 +147,6 @@ def bucket_views(model: DistributedDataParallel) -> list[tuple[torch.nn.Paramete
 
 
 def _send_zeros(model: DistributedDataParallel, parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Send DDP gradients of zeros in the reverse order of registration. Collective."""
     with torch.enable_grad():
         # Create this tensor on the parameters' device. Autograd runs one thread per device, so hooks on two devices
         # would run in no fixed order.
@@ -191,10 +167,7 @@ def _put_back(parameters: Sequence[torch.nn.Parameter], gradients: Sequence[torc
 
 
 class _Arrive(torch.autograd.Function):
-    """Autograd function whose backward pass gives one parameter a zero gradient, and passes its input through.
-
-    A chain of these functions determines the order in which the parameters' gradients arrive at DDP.
-    """
+    """Gives a parameter a zero gradient. A chain of them determines in which order gradients arrive."""
 
     @staticmethod
     def forward(

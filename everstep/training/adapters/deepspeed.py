@@ -1,18 +1,10 @@
 """Adapter for DeepSpeed engines with ZeRO stage 1, 2 or 3, in fp32 or bf16.
 
-The state of a rank consists of:
-
-- its partition of the fp32 master weights, and the wrapped optimizer's state for them
-- buffers, and parameters that the optimizer does not update
-- the engine's counters
-
-A snapshot does not contain the 16-bit weights. After a load, all ranks together compute them from the master weights.
+A snapshot contains a rank's partition of the fp32 master weights with their optimizer state, buffers, parameters that
+the optimizer does not update, and the engine's counters. After a load, all ranks together compute the 16-bit weights.
 
 Invariant: no other file accesses private attributes of DeepSpeed's engines. This file accesses only those of tested
 classes.
-
-The module has more than 500 lines. It is not divided, because capture, restore and the boxes (pieces of whole tensors)
-depend on the same attributes of DeepSpeed's classes.
 """
 
 from __future__ import annotations
@@ -69,16 +61,7 @@ def is_engine(model: object) -> bool:
 
 
 class DeepSpeedAdapter:
-    """Adapter for one engine.
-
-    Args:
-        name: name of the engine. A single engine has the empty name.
-        engine: the engine that `deepspeed.initialize` returned.
-        trusted: optimizer classes that the script declared as safe.
-
-    Raises:
-        CannotResume: a stage, an optimizer or an option is not known to restore bit for bit. The error names it.
-    """
+    """Adapter for one engine. Raises CannotResume if its stage, optimizer or options may not restore bit for bit."""
 
     kind = "deepspeed"
     revision = 0  # An engine refuses all changes that this number counts.
@@ -108,7 +91,7 @@ class DeepSpeedAdapter:
             map(id, chain.from_iterable(self._zero.fp16_groups if self._is_stage_3 else self._zero.bit16_groups))
         )
         self._others = [(called, p) for called, p in self._parameters if id(p) not in held or not p.requires_grad]
-        """Each parameter without a master weight, with its name. It is frozen, or in no group of the optimizer."""
+        """Parameters without a master weight: frozen, or in no group."""
         of_buffers = names[len(parameters) :]
         self._buffers = Buffers(plain_local)
         self._buffers.add(self._prefix, self._engine.module, of_buffers)
@@ -128,12 +111,7 @@ class DeepSpeedAdapter:
         return self._facts
 
     def check(self) -> None:
-        """Raise an error if a restart could not restore the present state.
-
-        The method detects replaced modules, buffers that cannot be copied, a call of `boundary` between two
-        micro-batches of one step, and changed betas of CPU Adam. The set of parameters that ZeRO optimizes needs no
-        check, because it is constant after `deepspeed.initialize`.
-        """
+        """Raise CannotResume for replaced modules, a `boundary` between micro-batches, or changed betas."""
         if self._tree.has_changed():
             refused = refusal(self._name, self._tree, ModuleTree({"": self._engine.module}), follows=False)
             if refused is not None:
@@ -204,8 +182,7 @@ class DeepSpeedAdapter:
         return {**found, **self._buffers.transient_parts()}
 
     def expect_restore(self) -> Sequence[Arena]:
-        """Reserve no memory, because `deepspeed.initialize` has already created all state."""
-        return ()
+        return ()  # `deepspeed.initialize` has already created all state.
 
     @torch.no_grad()
     def load(self, tensors: SavedTensors, values: Tree) -> None:
@@ -250,13 +227,7 @@ class DeepSpeedAdapter:
     def _state_targets(
         self, name: str, master: torch.Tensor, parts: Sequence[TensorPart], earlier: EarlierTensors
     ) -> list[LoadTarget]:
-        """Return the tensors with the optimizer state of one master weight, each with the boxes that fill it.
-
-        A box is a rectangular piece of a whole parameter's optimizer state.
-
-        If the earlier optimizer had no state for a parameter, the parameter's elements become zeros. DeepSpeed itself
-        also creates its state as zeros.
-        """
+        """Return a master weight's optimizer state with its boxes. Missing state becomes zeros, as in DeepSpeed."""
         prefix = self._optimizer.prefix
         owners = {part.name: earlier.entries(prefix + part.name.removeprefix("model/")) for part in parts}
         # `known` contains optimizer state by parameter. The keys and dtypes of this rank's state are read from it. If
@@ -409,10 +380,6 @@ class DeepSpeedAdapter:
         return self._engine.mpu is not None or self._engine.autotp_size() > 1
 
     def _find_parts(self) -> dict[str, tuple[TensorPart, ...]]:
-        """Return the boxes (pieces of whole tensors) of master weights and partitioned parameters.
-
-        The keys are the names that snapshots use for these tensors.
-        """
         found: dict[str, list[TensorPart]] = {f"model/{self._prefix}{name}": [] for name, _ in self._masters}
         others = {name for name, _ in self._others}
         for name, parameter in self._parameters:
@@ -435,14 +402,12 @@ class DeepSpeedAdapter:
         return {name: tuple(parts) for name, parts in found.items()}
 
     def _partition_parts(self, name: str, parameter: Any, start: int) -> tuple[TensorPart, ...]:
-        """Return the boxes (rectangular pieces of a parameter) of this rank's ZeRO-3 partition. Padding has no box."""
         size, count = parameter.partition_numel(), parameter.ds_numel
         begin = min(count, self._zero._get_param_partition_rank(parameter) * size)
         return parts_of_range(name, tuple(parameter.ds_shape), begin, min(count, begin + size), start)
 
 
 def _only_optimizer(name: str, adapter: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the saved values of the engine's optimizer, which the saving launch must have registered as `name`."""
     saved = adapter["optimizers"]
     if name not in saved:
         raise CannotRelayout(
@@ -466,10 +431,7 @@ def deepspeed_version() -> str:
 
 
 def _partition(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Return the part that this rank holds of a parameter without a master weight.
-
-    ZeRO-3 keeps the part in `ds_tensor`. With the other stages, every rank holds the whole parameter.
-    """
+    """Return the rank's part of a parameter without a master weight: `ds_tensor` in ZeRO-3, otherwise all of it."""
     return cast(torch.Tensor, getattr(parameter, "ds_tensor", parameter))
 
 
@@ -508,17 +470,8 @@ def _is_on_nvme(offload: Any) -> bool:
 
 
 def check_accumulation(name: str, engine: Any) -> None:
-    """Raise an error if the script calls `boundary` between two micro-batches of one step.
-
-    If the script itself sets DeepSpeed's gradient accumulation boundary, the function raises no error, because the
-    engine's count of micro-batches then does not show where a step ends.
-
-    Args:
-        name: registered name of the engine, for the error.
-        engine: a `DeepSpeedEngine`, asked for its count of micro-batches.
-
-    Raises:
-        CannotResume: the engine is still accumulating gradients.
+    """Raise CannotResume if the engine is still accumulating gradients of a step. If the script itself sets DeepSpeed's
+    accumulation boundary, the engine's count does not show where a step ends.
     """
     count = engine.gradient_accumulation_steps()
     if (
@@ -532,17 +485,8 @@ def check_accumulation(name: str, engine: Any) -> None:
 
 
 def check_cpu_adam(name: str, optimizer: Optimizer, betas: Sequence[float]) -> None:
-    """Raise an error if `replay_powers` could not restore the powers of the betas in this CPU Adam.
-
-    CPU Adam keeps these powers in its C++ code, and its state dict does not contain them.
-
-    Args:
-        name: registered name of the engine, for the error.
-        optimizer: a `DeepSpeedCPUAdam`.
-        betas: the betas of all groups at `init`.
-
-    Raises:
-        CannotResume: betas differ or have changed, or parameters have different step counts.
+    """Raise CannotResume if betas differ or have changed, or parameters have different step counts. `replay_powers`
+    could then not restore the powers of the betas.
     """
     if any(tuple(group["betas"]) != tuple(betas) for group in optimizer.param_groups):
         raise CannotResume(
@@ -558,16 +502,11 @@ def check_cpu_adam(name: str, optimizer: Optimizer, betas: Sequence[float]) -> N
 
 
 def replay_powers(optimizer: Any) -> None:
-    """Restore the powers beta1^step and beta2^step, which CPU Adam keeps in its C++ code.
+    """Restore the powers beta1^step and beta2^step of a CPU Adam whose state is restored.
 
-    CPU Adam multiplies each power by its beta once per step, and its state dict does not contain the powers. In the
-    first step of a launch, CPU Adam would compute them with `pow`, whose last bits differ from repeated multiplication.
-    This function therefore repeats the multiplications, which takes about a microsecond per step.
-
-    Args:
-        optimizer: a `DeepSpeedCPUAdam` whose state is already restored.
-
-    Source: `Adam_Optimizer::IncrementStep` in DeepSpeed's csrc/includes/cpu_adam.h.
+    CPU Adam keeps them in its C++ code, and multiplies by beta once per step. After a restart, it would use `pow`,
+    whose last bits differ. Repeating the multiplications takes about a microsecond per step. Source:
+    `Adam_Optimizer::IncrementStep` in DeepSpeed's csrc/includes/cpu_adam.h.
     """
     beta1, beta2 = optimizer.param_groups[0]["betas"]
     # Only CPU Adam's step function multiplies the powers. Call it on dummy tensors, as often as the optimizer has

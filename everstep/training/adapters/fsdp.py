@@ -1,7 +1,7 @@
 """Adapter for FSDP2 (`fully_shard`) and tensor parallelism. It captures the local parts of DTensors.
 
-Invariant: the adapter reads only parameters that it listed before the first forward pass, and `param_groups`. It never
-calls `named_parameters()` later, because this method returns gathered tensors after an evaluation.
+Invariant: the adapter never calls `named_parameters()` after the first forward pass, because this method returns
+gathered tensors after an evaluation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from everstep.training.errors import CannotResume
 from everstep.training.module_tree import ModuleTree, refusal
 
 REFUSED_OPTIMIZERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
-"""Optimizers that the adapter rejects, because their state has a different shape or sharding than the parameter."""
+"""Optimizers whose state has a different shape or sharding than the parameter."""
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -32,27 +32,17 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Boxes:
-    """Computes which box (rectangular piece of a whole tensor) of each DTensor this rank holds.
-
-    Most tensors of a model have one of a few shapes and placements. The object computes the box once per shape and
-    placement. Create a new object for each use, because this rank may have a different position in a later process
-    group.
+    """Computes this rank's box of each DTensor, once per shape and placement. Create a new object for each use, because
+    this rank may have a different position in a later process group.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     def of(self, name: str, tensor: DTensor, local_shape: tuple[int, ...]) -> tuple[TensorPart, ...]:
-        """Return the box (rectangular piece) of a whole tensor that this rank holds of a DTensor.
-
-        Args:
-            name: name of the logical tensor.
-            tensor: a DTensor with the placement of the stored tensor.
-            local_shape: shape of the stored tensor.
-
-        Returns:
-            One box. Empty if this rank's part is empty, or if `local_shape` is not the shape that the placement
-            implies. This occurs for optimizer state with its own shape, and for two uneven shardings of one dimension.
+        """Return this rank's box of a DTensor. Empty if this rank's part is empty, or if `local_shape` is not what the
+        placement implies. This occurs for optimizer state with its own shape, and for two uneven shardings of one
+        dimension.
         """
         shape = tuple(tensor.shape)
         key = (shape, tensor.device_mesh, tensor.placements)
@@ -65,14 +55,8 @@ class Boxes:
 
 
 def is_unreduced(group: FSDPParamGroup) -> bool:
-    """Return whether a parameter group holds gradients that FSDP has not yet reduced over the ranks.
-
-    Args:
-        group: FSDP parameter group of torch. Its fields are private, and only this function reads them.
-
-    Returns:
-        True between a backward pass without synchronization and the next one with synchronization.
-    """
+    """Return whether a parameter group holds gradients that FSDP has not yet reduced over the ranks."""
+    # The group's fields are private in torch, and only this function reads them.
     if group._partial_reduce_output is not None:
         return True
     return any(

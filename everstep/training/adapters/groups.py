@@ -20,21 +20,15 @@ from torch.optim.optimizer import Optimizer
 from everstep.training.errors import CannotResume
 
 GroupNames = tuple[list[str], list[str] | None]
-"""Names of a group's parameters in a slot, and the names that the script gave them (`param_names` of torch), if any."""
+"""Names of a group's parameters in a slot, and the script's `param_names` of torch, if any."""
 
 
 class ParameterGroups:
-    """The parameter groups of one optimizer.
-
-    Args:
-        optimizer: the optimizer whose groups this object reads, and changes in `load`.
-        names: the name in a slot of each registered parameter, by the parameter's `id`.
-    """
+    """The parameter groups of one optimizer. `names` has the name in a slot of each registered parameter, by `id`."""
 
     def __init__(self, optimizer: Optimizer, names: Mapping[int, str]) -> None:
         self._optimizer = optimizer
         self.parameters = self._live()
-        """The parameters of all groups, as the last `follow` or `load` saw them."""
         self._sizes = self._live_sizes()
         self._initial = self._names = self._named(names)
 
@@ -48,15 +42,7 @@ class ParameterGroups:
         )
 
     def follow(self, name: str, names: Mapping[int, str]) -> CannotResume | None:
-        """Use the present groups.
-
-        Args:
-            name: name of the optimizer, for the error.
-            names: the name in a slot of each registered parameter, by the parameter's `id`.
-
-        Returns:
-            An error, without any change, if a group has a parameter that was not registered at `init`.
-        """
+        """Use the present groups, or return an error if a group has a parameter that was not registered at `init`."""
         for number, group in enumerate(self._optimizer.param_groups):
             for place, parameter in enumerate(group["params"]):
                 if id(parameter) not in names:
@@ -79,13 +65,7 @@ class ParameterGroups:
         options: Sequence[Mapping[str, Any]],
         parameters: Mapping[str, torch.Tensor],
     ) -> None:
-        """Give the optimizer the saved groups. Missing groups are added by `add_param_group`.
-
-        Args:
-            saved: the value that `observe` returned.
-            options: the options of each saved group.
-            parameters: the registered parameters by name.
-        """
+        """Give the optimizer the saved groups and their options. Missing groups are added by `add_param_group`."""
         wanted = self._initial if saved is None else saved
         live = self._optimizer.param_groups
         del live[len(wanted) :]

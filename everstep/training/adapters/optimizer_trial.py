@@ -19,25 +19,14 @@ from everstep.training.state_tree import is_same
 
 _STEPS: Final = 3
 _SIDE: Final = 4
-"""Length of the small parameters in each dimension."""
 _MAX_PARAMETERS: Final = 8
-"""Number of parameters that the trial takes of each group."""
 _OF_HOOKS: Final = "_optimizer_"
-"""Prefix of the attributes in which an optimizer keeps its hooks."""
 
 
 def keeps_all_state(optimizer: Optimizer) -> bool:
-    """Try an optimizer. It and the process's random generators stay as they are.
-
-    Args:
-        optimizer: an optimizer that has made no step.
-
-    Returns:
-        Whether a copy that gets parameters, `state` and `param_groups` of another copy continues bit for bit.
-
-    Raises:
-        ValueError: copies of this optimizer would communicate, or free memory of the optimizer.
-        Exception: the copies cannot make a step, for example because it needs a closure.
+    """Return whether a restored copy of an optimizer without steps continues bit for bit. Nothing of the process
+    changes. Raises ValueError if copies would communicate, or free memory of the optimizer. Raises Exception if the
+    copies cannot make a step, for example because it needs a closure.
     """
     if type(optimizer).__module__.startswith("torch.distributed."):
         raise ValueError("its step communicates")

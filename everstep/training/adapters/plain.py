@@ -1,9 +1,6 @@
 """Adapter for plain torch modules and optimizers, and base class of the DDP and FSDP2 adapters.
 
 Invariant: a snapshot contains exactly the parameters that `init` listed, each with its present optimizer.
-
-The module has more than 500 lines. It is not divided, because the parameters, their gradients and the modules and
-groups that the script changes are one list, which all of these parts update.
 """
 
 from __future__ import annotations
@@ -47,30 +44,17 @@ from everstep.training.module_tree import ModuleTree, refusal
 from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree
 
+# Each addition or removal of tensors requires a new capture plan, and a script that accumulates soon leaves unused
+# gradients again. After a single skipped step of a gradient scaler, the limit ends the copies.
 GRADIENT_BOUNDARIES = 8
-"""Number of steps for which snapshots contain an optimizer's gradients after a step has left unused gradients.
-
-A step leaves unused gradients if the script accumulates gradients over several steps, or if a gradient scaler skips the
-optimizer's step. A script that accumulates leaves unused gradients again soon. Snapshots therefore keep the gradients
-for some steps, because each addition or removal of tensors requires a new capture plan (the list of tensors that
-snapshots copy). After a single skipped step, the limit ends the copies of gradients.
-"""
+"""Number of steps for which snapshots contain an optimizer's gradients after a step has left unused gradients."""
 
 _NO_GRADIENT, _ZERO_GRADIENT, _LIVE_GRADIENT, _SPARSE_GRADIENT = 0, 1, 2, 3
 
 
 class PlainAdapter:
-    """Adapter for plain torch.
-
-    It supports one rank, or any parallelism that gives each rank plain tensors.
-
-    Args:
-        models: root modules by name. A single module has the empty name.
-        optimizers: optimizers by name. A single optimizer has the empty name.
-        trusted: optimizer classes that the script declared as safe.
-
-    Raises:
-        CannotResume: an optimizer or a tensor is not known to restore bit for bit.
+    """Adapter for plain torch: one rank, or any parallelism that gives each rank plain tensors. Raises CannotResume if
+    an optimizer or a tensor is not known to restore bit for bit.
     """
 
     kind = "plain"
@@ -81,7 +65,7 @@ class PlainAdapter:
         self._models = dict(models)
         self._tree = ModuleTree(self._models)
         self._obstacle: CannotResume | None = None
-        """Why no restarted script could restore the modules or groups that the last `observe` found."""
+        """Why no restarted script could restore the modules or groups at the last `observe`."""
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._buffers = Buffers(self.local)
         self._extra = ExtraStates()
@@ -91,41 +75,29 @@ class PlainAdapter:
             self._list(f"{name}." if name else "", model)
             self._extra.add(f"{name}." if name else "", model)
         self._of_models = self._parameters.keys() | set()
-        """Names of the parameters of modules. Others belong only to an optimizer."""
         self._optimizers = [self._named(name, optimizer, trusted) for name, optimizer in optimizers.items()]
         check_distinct([*self._names.values(), *(name for name, _, _ in self._buffers.places), *self._extra.names])
         self._live: list[torch.Tensor] = list(self._parameters.values())
-        """The parameters. The same list until one is replaced, so that a boundary need not compare it."""
+        """The same list until a parameter is replaced, so that a boundary need not compare it."""
         self._kinds = [(each.shape, each.dtype) for each in self._live]
-        """Shape and dtype of each parameter at `init`."""
         embeddings = {
             id(each.weight)
             for each in chain.from_iterable(self._tree.modules)
             if isinstance(each, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and each.sparse
         }
         self._sparse = [number for number, parameter in enumerate(self._live) if id(parameter) in embeddings]
-        """Indexes of the parameters whose gradients are sparse."""
         self._parameter_groups = {
             named.name: ParameterGroups(named.optimizer, self._names) for named in self._optimizers
         }
         self.revision = 0
         self._flags = self._live_flags()
-        """`requires_grad` of each parameter at the last `observe`."""
         self._listed = NamedTensors()
         self._used: dict[str, dict[int, _GradientMark]] = {}
-        """Mark (tensor and version) of each gradient right after an optimizer's step, by optimizer name and parameter.
-
-        A gradient that changed later no longer matches its mark. Only optimizers that made a step since the last
-        boundary have an entry.
-        """
+        """Marks right after an optimizer's step since the last boundary, by optimizer and parameter."""
         self._adds_up: set[str] = set()
-        """Optimizers whose gradients the script does not clear by `zero_grad`: they add up over the steps."""
         self._list_owners()
         self._accumulating: dict[str | None, int] = {}
-        """Number of further steps for which snapshots contain each optimizer's gradients.
-
-        The key None stands for parameters without an optimizer.
-        """
+        """Number of further steps for which snapshots contain each optimizer's gradients; None: of no optimizer."""
         for named in self._optimizers:
             self._watch_gradients(named)
         self._facts = self._describe()
@@ -194,7 +166,7 @@ class PlainAdapter:
         return {**found, **self._buffers.transient_parts()}
 
     def _check_kinds(self) -> None:
-        """Raise an error if the script has changed the shape or dtype of a parameter in place, as `Module.double`."""
+        """Raise an error if the script has changed a parameter's shape or dtype in place, as `Module.double`."""
         for (name, parameter), (shape, dtype) in zip(self._parameters.items(), self._kinds, strict=True):
             if (parameter.shape, parameter.dtype) != (shape, dtype):
                 raise CannotResume(
@@ -205,9 +177,7 @@ class PlainAdapter:
                 )
 
     def boxes(self, states: Sequence[StateTensor]) -> dict[str, tuple[TensorPart, ...]]:  # noqa: ARG002
-        """Return the boxes (pieces) of sharded tensors by name. The result is empty, because plain torch does not
-        shard.
-        """
+        """Return the boxes of sharded tensors by name."""
         return {}
 
     def expect_restore(self) -> Sequence[Arena]:
@@ -281,11 +251,7 @@ class PlainAdapter:
         }
 
     def _check_gradients(self, saved: Mapping[str, Any]) -> None:
-        """Raise an error if the snapshot contains gradients that the script was accumulating over several steps.
-
-        Each rank accumulates its own gradients. A launch with more or fewer ranks than the launch that saved them
-        cannot use them.
-        """
+        """Raise CannotRelayout for accumulated gradients, which each rank has of its own."""
         states = saved["gradients"]
         if len(states) != len(self._parameters):
             raise CannotRelayout(
@@ -339,32 +305,16 @@ class PlainAdapter:
             self._accumulating[owner] = left
 
     local: Callable[[torch.Tensor], torch.Tensor] = staticmethod(plain_local)
-    """Returns this rank's local memory of a tensor."""
 
     def rewrap(self, parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-        """Wrap a local tensor of optimizer state, or a local gradient, in the form that torch keeps for this parameter.
-
-        The result shares the memory of `local`, because a restore may fill that memory later.
-        """
+        """Wrap a local tensor in the form that torch keeps for this parameter, with the same memory."""
         return plain_rewrap(parameter, local)
 
     def check_gradient(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Reject an accumulated gradient that a restore would not rebuild, such as a DTensor with partial sums.
-
-        Args:
-            name: name of the parameter, for the error.
-            parameter: the parameter whose `grad` would be restored.
-            gradient: a gradient that a snapshot would contain.
-
-        Raises:
-            CannotResume: a restored gradient would differ from the current one.
-        """
+        """Raise CannotResume for a gradient that a restore would not rebuild, such as a DTensor of partial sums."""
 
     def _follow(self) -> CannotResume | None:
-        """Use the modules and frozen parameters by which the script has replaced those of the last boundary.
-
-        Return an error, and change nothing, if a restarted script would build other modules or parameters.
-        """
+        """Use the present modules and frozen parameters. Return an error, unchanged, if no restart would build them."""
         tree = ModuleTree(self._models)
         if (refused := refusal("model", self._tree, tree, follows=True)) is not None:
             return refused
@@ -405,10 +355,7 @@ class PlainAdapter:
         return None
 
     def _follow_groups(self) -> CannotResume | None:
-        """Use the parameter groups that the optimizers have now.
-
-        Return an error if a group contains a parameter that a restarted script would not have.
-        """
+        """Use the present parameter groups. Return an error if a restarted script would not have a parameter."""
         for named in self._optimizers:
             groups = self._parameter_groups[named.name]
             if groups.have_changed():
@@ -422,14 +369,7 @@ class PlainAdapter:
         return None
 
     def _list_members(self, named: NamedOptimizer, saved: Collection[str] = ()) -> None:
-        """List the parameters of an optimizer's groups, and the other parameters of which it has state.
-
-        A parameter that leaves the groups keeps its state, which counts if the parameter returns.
-
-        Args:
-            named: the optimizer, whose members are changed.
-            saved: names of parameters of which the optimizer will have state.
-        """
+        """List the parameters of an optimizer's groups, and others with state, which counts if they return."""
         parameters = self._parameter_groups[named.name].parameters
         of_groups = set(map(id, parameters))
         names = {id(parameter): name for name, parameter in self._parameters.items()}
@@ -450,7 +390,7 @@ class PlainAdapter:
         self._ownerless = [parameter for parameter in self._parameters.values() if id(parameter) not in self._owner]
 
     def _as_saved(self, named: NamedOptimizer, saved: Mapping[str, Any]) -> NamedOptimizer:
-        """Return the optimizer with its members of the saved step, if the script had changed its groups by then."""
+        """Return the optimizer with its members of the saved step."""
         if (groups := saved.get("groups", {}).get(named.name)) is None:
             return named
         members = dict.fromkeys([*chain.from_iterable(map(itemgetter(0), groups)), *self._parameters])
@@ -462,7 +402,7 @@ class PlainAdapter:
     def _named_tensors(
         self, prefix: str, model: torch.nn.Module
     ) -> tuple[list[tuple[str, torch.nn.Parameter]], list[str]]:
-        """Return the parameters of a model, a tied one once per name, and the names of the model's buffers."""
+        """Return the parameters of a model, a tied one once per name, and the names of its buffers."""
         parameters = list(model.named_parameters(remove_duplicate=False))
         buffers = buffers_of(model)
         names = tensor_names(
@@ -514,12 +454,7 @@ class PlainAdapter:
         return layout.entries
 
     def _is_deferred(self, parameter: torch.nn.Parameter) -> bool:
-        """Return whether the copier may copy the parameter in the background after an optimizer step.
-
-        An optimizer's parameters change only in `optimizer.step()`, and the guard delays this call until the copy has
-        ended. Frozen parameters never change. For a trainable parameter without an optimizer, the result is False,
-        because the parameter may change at any time.
-        """
+        """Return whether the copier may copy the parameter in the background: it is frozen, or in an optimizer."""
         return id(parameter) in self._owner or not parameter.requires_grad
 
     def _watch_gradients(self, named: NamedOptimizer) -> None:
@@ -552,21 +487,11 @@ class PlainAdapter:
         named.optimizer.zero_grad = clear_and_mark  # type: ignore[method-assign]
 
     def _gradients(self, tensors: list[StateTensor]) -> tuple[bytes, dict[str, _SparseGradient]]:
-        """Return the state of each parameter's gradient as a byte, and the sparse gradients that snapshots contain.
+        """Return the state of each gradient as a byte, and the sparse gradients; append the dense ones to `tensors`.
 
-        Append the dense gradients that snapshots contain to `tensors`.
-
-        If the optimizer's step has used a gradient, the snapshot records only that the gradient exists. This matters,
-        because AdamW updates a parameter with a zero gradient and skips a parameter without a gradient. The snapshot
-        contains the values of all other gradients:
-
-        - gradients of an optimizer that did not step
-        - gradients that were created or changed after the step
-        - gradients of parameters without an optimizer
-
-        Once an optimizer has such gradients, snapshots contain its gradients for `GRADIENT_BOUNDARIES` boundaries,
-        beginning with this one. Otherwise the capture plan (the list of tensors) would have to be rebuilt at every
-        optimizer step.
+        Of a gradient that the optimizer's step has used, only its existence is recorded: AdamW updates a parameter with
+        a zero gradient, and skips one without a gradient. Snapshots contain all other gradients, once begun for
+        `GRADIENT_BOUNDARIES` boundaries.
         """
         if not self._accumulating:
             states = bytearray(map(operator.is_not, map(attrgetter("grad"), self._live), repeat(None)))
@@ -606,7 +531,6 @@ class PlainAdapter:
 
 
 _SparseGradient = tuple[torch.Tensor, torch.Tensor, bool]
-"""Indices and values of a sparse gradient, and whether each index occurs once."""
 
 
 def _sparse_gradient(parameter: torch.Tensor, saved: _SparseGradient | None) -> torch.Tensor:
@@ -616,11 +540,9 @@ def _sparse_gradient(parameter: torch.Tensor, saved: _SparseGradient | None) -> 
     return torch.sparse_coo_tensor(indices, values, parameter.shape, is_coalesced=is_coalesced, check_invariants=False)
 
 
+# The reference is weak, so that an optimizer that steps inside backward can free gradients early.
 _GradientMark = tuple[weakref.ref[torch.Tensor], int] | None
-"""Weak reference to a gradient tensor, and the tensor's version when it was marked; None for a missing gradient.
-
-The reference is weak, so that an optimizer that steps inside backward can free gradients early.
-"""
+"""Weak reference to a gradient and its version; None for a missing gradient."""
 
 
 def _mark(gradient: torch.Tensor | None) -> _GradientMark:
@@ -628,11 +550,7 @@ def _mark(gradient: torch.Tensor | None) -> _GradientMark:
 
 
 def _is_used(gradient: torch.Tensor | None, mark: _GradientMark) -> bool:
-    """Return whether the optimizer's last step has used the current gradient of a parameter.
-
-    `mark` records which gradient tensor that step used, and the tensor's version. The result is True if `gradient` is
-    still this tensor with this version, or if it is None.
-    """
+    """Return whether the optimizer's last step has used the current gradient, or there is none."""
     return gradient is None or (mark is not None and mark[0]() is gradient and mark[1] == gradient._version)
 
 

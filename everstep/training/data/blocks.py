@@ -44,13 +44,10 @@ class ShuffledBlocks(IterableDataset[object]):
         self.seed = seed
         self._epoch = 0
         self._block = 0
-        """Index of the present block."""
         self._yielded_count = 0
-        """Samples of the present block that were yielded."""
         self._before: dict[str, object] | None = None
-        """State of the dataset at the beginning of the present block. None stands for the beginning of the epoch."""
+        """The dataset's state at the beginning of the block; None: beginning of the epoch."""
         self._generators: rng.States | None = None
-        """States of the random generators at the beginning of the present block."""
         self._is_loaded = False
 
     def set_epoch(self, epoch: int) -> None:
@@ -59,11 +56,7 @@ class ShuffledBlocks(IterableDataset[object]):
         set_epoch(self.dataset, epoch)
 
     def state_dict(self) -> dict[str, object]:
-        """Return the position in the epoch.
-
-        It consists of the current block's index, the number of samples of this block that were yielded, and the states
-        that the dataset and its random generators had before the block was read.
-        """
+        """Return the position: the block, its yielded samples, and the states before the block was read."""
         return {
             "dataset": self._before,
             "block": self._block,
@@ -72,7 +65,7 @@ class ShuffledBlocks(IterableDataset[object]):
         }
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
-        """Restore a position that `state_dict` returned. The next `iter` continues there."""
+        """Restore a position that `state_dict` returned."""
         self._before = cast("dict[str, object] | None", state_dict["dataset"])
         self._block, self._yielded_count = cast(int, state_dict["block"]), cast(int, state_dict["yielded"])
         self._generators = cast("rng.States | None", state_dict["generators"])

@@ -116,7 +116,6 @@ class ShardedFiles(IterableDataset[object]):
         return len(self.order.numbers(self.rank, 0))
 
     def __iter__(self) -> Iterator[object]:
-        """Return the batches of this rank. In a DataLoader with n workers, each worker returns every n-th batch."""
         epoch, begin = (int(value) for value in self._begin)
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
@@ -125,7 +124,6 @@ class ShardedFiles(IterableDataset[object]):
 
 
 def _digest(files: Sequence[object], lengths: Sequence[int]) -> str:
-    """Return a digest of the files' names and lengths, without directories, which may differ between nodes."""
     names = (PurePath(str(file)).name for file in files)
     lines = (f"{name} {length}" for name, length in zip(names, lengths, strict=True))
     return xxhash.xxh3_128_hexdigest("\n".join(lines).encode())
@@ -133,20 +131,13 @@ def _digest(files: Sequence[object], lengths: Sequence[int]) -> str:
 
 @dataclass(slots=True)
 class _OpenFile:
-    """The file that is open for one lane (an equal part of the epoch's samples)."""
-
     file: int
-    """Index of the file in the user's list of files."""
     samples: Iterator[object]
     read_count: int = 0
-    """Number of samples that were read from the file."""
 
 
 class _EpochReader:
-    """Reads batches of one epoch by their numbers, in one process.
-
-    A caller that reads the batches of a lane (a part of the epoch) in ascending order opens each file once.
-    """
+    """Reads batches of one epoch by their numbers, and opens each file once if they ascend within a lane."""
 
     def __init__(self, files: ShardedFiles, epoch: int) -> None:
         self._files = files
@@ -155,22 +146,11 @@ class _EpochReader:
         self._sequence = FileSequence(files.order, files.lengths, epoch)
         self._generators = rng.find_generators([files.read, files.collate_fn])
         self._open: dict[int, _OpenFile] = {}
-        """The file that each lane reads."""
         self._blocks: dict[int, tuple[int, list[object]]] = {}
-        """The block that each lane holds: its index, and its samples in the order in which they are yielded."""
+        """The block's index, and its samples in the order in which they are yielded, by lane."""
 
     def batch(self, number: int) -> object:
-        """Read one batch.
-
-        Args:
-            number: the batch's number in the epoch, in the numbering of all ranks.
-
-        Returns:
-            The batch, as the user's `collate_fn` returns it.
-
-        Raises:
-            SessionMisuse: a file does not have its given number of samples.
-        """
+        """Read a batch. Raises SessionMisuse if a file does not have its given number of samples."""
         lane, places = self._order.lane(number), self._order.places(number)
         with rng.kept(self._generators):
             samples = [self._sample(lane, place) for place in places]
@@ -188,7 +168,6 @@ class _EpochReader:
         return self._blocks[lane][1][within]
 
     def _read(self, lane: int, number: int) -> object:
-        """Read the sample with this number in the epoch's sequence of samples."""
         file, in_file = self._sequence.find(number)
         opened = self._open.get(lane)
         if opened is None or opened.file != file or opened.read_count > in_file:
@@ -225,14 +204,8 @@ class _EpochReader:
 
 
 class FilesLoader:
-    """Resumes a DataLoader over `ShardedFiles`, by the number of the next batch.
-
-    Args:
-        name: name under which the loader was registered.
-        loader: the DataLoader, which yields the dataset's batches unchanged.
-
-    Raises:
-        CannotResume: the DataLoader combines the dataset's batches into larger batches, or reorders them.
+    """Resumes a DataLoader over `ShardedFiles`, by the number of the next batch. Raises CannotResume if the DataLoader
+    combines the dataset's batches into larger batches, or reorders them.
     """
 
     def __init__(self, name: str, loader: DataLoader[object]) -> None:
@@ -248,12 +221,10 @@ class FilesLoader:
         self.order: Order = self._files.order
         self.generators = rng.find_generators([loader.generator])
         self._begin = 0
-        """Number of the epoch's first batch in this launch; above 0 if the number of ranks changed during the epoch."""
+        """First batch of the epoch in this launch; above 0 if the number of ranks changed during the epoch."""
         self._skip_count = 0
         self._is_open = False
-        """True while an epoch has begun and has not ended."""
         self._has_begun = False
-        """True after the first call of `begin` in this process."""
         readers = self.order.replicas * max(1, loader.num_workers)
         if self.order.lanes % readers:
             logger.info(

@@ -1,9 +1,7 @@
 """Decides whether the state of a streaming dataset of Hugging Face `datasets` restores its position exactly.
 
-A restore from the library's own state loses the content of shuffle buffers. A `map` or `filter` over tables counts all
-rows of a table as read, so a restore loses the table's remaining rows. A restore also runs batched functions and
-generators again, so they draw other random numbers. For such datasets, the session does not use the state, but reads
-the epoch again from its beginning.
+It does not for shuffle buffers, for a `map` or `filter` over tables, and for batched functions and generators that draw
+random numbers. The session then reads the epoch again from its beginning.
 
 Source: `IterableDataset.state_dict` and the classes of `datasets.iterable_dataset`, version 4.7. The decision reads
 private attributes; a dataset in which they are missing counts as inexact.
@@ -31,23 +29,12 @@ EXACT = {
     "StepExamplesIterable",
     "TakeExamplesIterable",
 }
-"""Classes of the library whose state restores the position exactly.
-
-Tests resume datasets that consist of these classes.
-"""
+"""Classes whose state restores the position exactly, as tests show."""
 
 
 def inexact_part(thing: object) -> str | None:
-    """Return the part of a streaming dataset whose state does not restore the position exactly.
-
-    Args:
-        thing: a dataset or a loader, which may contain a streaming dataset.
-
-    Returns:
-        A description of the part. None if the state is exact, or if there is no streaming dataset.
-
-    Raises:
-        UnsupportedVersion: Everstep is not tested with the installed major version of `datasets`.
+    """Describe the part of a streaming dataset whose state is inexact, or return None. Raises UnsupportedVersion if
+    Everstep is not tested with the installed major version of `datasets`.
     """
     parts = list(_parts(thing))
     if parts:
@@ -70,25 +57,14 @@ def inexact_part(thing: object) -> str | None:
 
 
 def _is_file_reader(part: object) -> bool:
-    """Return whether the library's own code reads the examples.
-
-    False if a generator function of the user yields them.
-    """
+    """Return whether the library's own code reads the examples, and no generator function of the user."""
     reader = type(getattr(getattr(part, "generate_examples_fn", None), "__self__", None))
     return reader.__module__.startswith("datasets.packaged_modules.") and reader.__name__ != "Generator"
 
 
 def fingerprint(thing: object) -> str | None:
-    """Return a digest of the states of the generators that shuffle and interleave a streaming dataset.
-
-    Snapshots contain the digest. Without a seed, each process seeds these generators differently, so a restarted
-    process would read the files in another order. A restore rejects a snapshot with a different digest.
-
-    Args:
-        thing: a dataset or a loader, which may contain a streaming dataset.
-
-    Returns:
-        The digest, or None if there is no streaming dataset.
+    """Return a digest of the generators that shuffle a streaming dataset; None without such a dataset. A restore
+    rejects another digest: without a seed, each process would read the files in another order.
     """
     found = [getattr(part, "generator", None) for part in _parts(thing)]
     states = [each.bit_generator.state for each in found if isinstance(each, np.random.Generator)]
@@ -96,10 +72,7 @@ def fingerprint(thing: object) -> str | None:
 
 
 def _parts(thing: object) -> Iterator[object]:
-    """Yield the iterable that produces a streaming dataset's examples, and all iterables inside this iterable.
-
-    `thing` is the streaming dataset, or an object that contains it as `dataset`.
-    """
+    """Yield the iterable that produces a streaming dataset's examples, and all iterables inside it."""
     while thing is not None and not _is_streaming(thing):
         thing = getattr(thing, "dataset", None)
     waiting = [] if thing is None else [getattr(thing, "_ex_iterable", thing)]

@@ -17,7 +17,6 @@ from everstep.training.state_tree import Tree, is_same
 logger = logging.getLogger("everstep.training")
 
 LOADER_DEPTH = 3 * SEARCH_DEPTH
-"""Depth of the search for generators in a loader with its own state, which can be a long chain of a library's nodes."""
 _RESTARTS: Final = "restart_on_stop_iteration"
 """Attribute of torchdata's `Loader`: whether `iter` begins an epoch if the restored one has no further batches."""
 
@@ -25,27 +24,20 @@ _RESTARTS: Final = "restart_on_stop_iteration"
 class OwnState:
     """Resumes a loader that stores its own position and has `state_dict` and `load_state_dict`.
 
-    Nothing of the loader is called before its state is restored, because a call can change it. A loader that restarts
-    an epoch may draw random numbers which the undisturbed run drew at the epoch's beginning, for example to start
-    workers. Until it has made its next batch, the generators therefore have their states from the beginning of the
-    epoch. They then get their states at the snapshot.
-
-    A loader that draws random numbers for every batch makes its next batch after that, because draws of the restart and
-    of the batch look alike. If both draw, only the rehearsal can find a difference.
+    No method of the loader is called before its state is restored, because a call can change it. Until a restarted
+    loader has made its next batch, the generators have their states from the beginning of the epoch: it may draw
+    numbers again, for example to start workers. If it draws both then and for every batch, only the rehearsal can find
+    a difference.
     """
 
     def __init__(self, loader: Stateful) -> None:
         self._loader = loader
         self._epoch = 0
         self._is_begun = False
-        """True from `begin` until `load_state_dict`. Before, the loader itself has the state of a new loader."""
         self._is_resuming = False
         self._loaded: Tree = None
-        """The restored state, which the next `begin` gives to the loader."""
         self._began: rng.States | None = None
-        """States of the generators at the beginning of the epoch; None before the first epoch."""
         self._draws: bool | None = None
-        """Whether the loader has drawn random numbers for a batch; None before the second batch of an epoch."""
         self._is_of_nodes = hasattr(loader, _RESTARTS)
         self._is_lazy = self._is_of_nodes or inspect.isgeneratorfunction(getattr(type(loader), "__iter__", None))
         self.generators = rng.find_generators([loader], depth=LOADER_DEPTH)
@@ -85,11 +77,7 @@ class OwnState:
             setattr(self._loader, _RESTARTS, before)
 
     def _received(self, batches: Iterator[object], present: rng.States | None) -> Iterator[object]:
-        """Yield the batches, and note whether the loader draws random numbers for them.
-
-        After the first batch, the generators get the states `present` unless it is None. A generator of the loader
-        keeps its state if the loader has drawn from it again as at the beginning of the epoch.
-        """
+        """Yield the batches, and note whether the loader draws for them. The first batch sets `present`."""
         batch = next(batches, END)
         if present is not None and self._began is not None:
             states = rng.states(self.generators)
@@ -125,10 +113,7 @@ class OwnState:
 
 
 class Replayed:
-    """Resumes an iterable that can only be read from the beginning of an epoch.
-
-    A resumed run reads the epoch again, and drops the batches that the script already received.
-    """
+    """Resumes an iterable by reading the epoch again, and dropping the batches that the script already received."""
 
     def __init__(self, name: str, iterable: Iterable[object]) -> None:
         self._name = name
@@ -138,9 +123,8 @@ class Replayed:
         self._skip_count = 0
         self._attributes = Attributes(objects_of_script([iterable]))
         self._place: Place | None = None
-        """Progress of this epoch's walk (pass through the iterable); None between two epochs."""
         self._changed: dict[str, Any] = {}
-        """Restored attributes of the iterable, which its repeated walk does not change."""
+        """Restored attributes, which the repeated walk does not change."""
 
     def begin(self, epoch: int) -> Iterator[object]:
         set_epoch(self._iterable, epoch)

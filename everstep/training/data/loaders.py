@@ -22,20 +22,9 @@ logger = logging.getLogger("everstep.training")
 
 
 def find_source(name: str, loader: Iterable[object], seed: int, *, is_traced: bool) -> Resumable:
-    """Return the source of a loader: a wrapper that yields its batches and restores its position.
-
-    Args:
-        name: name under which the script registered the loader.
-        loader: any loader of the table in `everstep.training.data`.
-        seed: seed of the workers' randomness, for loaders without a generator.
-        is_traced: True in a determinism check, which compares samples and batches.
-
-    Returns:
-        The source, positioned at the beginning of the first epoch.
-
-    Raises:
-        CannotResume: the loader cannot be resumed. The error says what to use.
-        UnsupportedVersion: Everstep is not tested with the installed version of torchdata or `datasets`.
+    """Return the source of a loader, which yields its batches, at the beginning of the first epoch. `seed` is for the
+    workers of loaders without a generator. Raises CannotResume if the loader cannot be resumed, and UnsupportedVersion
+    if Everstep is not tested with the installed torchdata or `datasets`.
     """
     loader = _unwrap(loader)
     if any(qualified_name(kind) == _STATEFUL_LOADER for kind in type(loader).__mro__):
@@ -59,7 +48,6 @@ def find_source(name: str, loader: Iterable[object], seed: int, *, is_traced: bo
 
 
 def _torch_source(name: str, loader: DataLoader[object], seed: int, *, is_traced: bool) -> Resumable:
-    """Return the wrapper that resumes a DataLoader or `StatefulDataLoader`. The wrapper itself tracks the position."""
     dataset = loader.dataset
     if not isinstance(dataset, IterableDataset):
         return _map_source(name, loader, seed, is_traced=is_traced)
@@ -75,7 +63,6 @@ def _torch_source(name: str, loader: DataLoader[object], seed: int, *, is_traced
 
 
 def _map_source(name: str, loader: DataLoader[object], seed: int, *, is_traced: bool) -> Resumable:
-    """Return the wrapper of a loader over a map-style dataset. Refuse states that no wrapper restores exactly."""
     samplers = [each for each in nested_samplers(loader) if has_state(each) and not _is_of_torchdata(each)]
     if samplers:
         raise CannotResume(
@@ -138,7 +125,6 @@ def _check_workers(name: str, loader: object) -> None:
 
 
 def _unwrap(loader: Iterable[object]) -> Iterable[object]:
-    """Return the DataLoader inside DeepSpeed's own loader."""
     if qualified_name(type(loader)) != "deepspeed.runtime.dataloader.DeepSpeedDataLoader":
         return loader
     if getattr(loader, "curriculum_learning_enabled", False):
@@ -152,7 +138,7 @@ def _unwrap(loader: Iterable[object]) -> Iterable[object]:
 
 
 def _is_torch_loader(loader: object) -> bool:
-    """Return whether the loader's class is torch's or torchdata's. A subclass may read batches in a different way."""
+    """Return whether the class is torch's or torchdata's. A subclass may read batches in a different way."""
     return isinstance(loader, DataLoader) and (
         type(loader).__iter__ is DataLoader.__iter__ or qualified_name(type(loader)) == _STATEFUL_LOADER
     )

@@ -20,16 +20,9 @@ from everstep.training.state_tree import Tree
 
 
 class MapLoader:
-    """Resumes a DataLoader over a map-style dataset.
-
-    A new DataLoader reads the batches. Its `PlacedSampler` wraps the user's sampler and can start inside an epoch.
-
-    Args:
-        loader: the user's DataLoader, over a dataset with a length. A new DataLoader takes its place.
-        seed: seed of the workers' randomness, for loaders without a generator.
-        held: objects inside the dataset and `collate_fn` whose states are part of the data position. Empty if the
-            loader has workers.
-        is_traced: True in a determinism check, which compares samples and batches.
+    """Resumes a DataLoader over a map-style dataset, in which it puts a `PlacedSampler` around the sampler. `held` are
+    objects inside dataset and `collate_fn` with a state, empty with workers. `seed` is for the workers of loaders
+    without a generator.
     """
 
     def __init__(self, loader: DataLoader[object], seed: int, held: Sequence[Stateful], *, is_traced: bool) -> None:
@@ -37,7 +30,6 @@ class MapLoader:
         samplers = [sampler for sampler in (loader.batch_sampler, loader.sampler) if sampler is not None]
         self._held = held
         self._loaded: list[Tree] | None = None
-        """Restored states of `held`, until the next `begin` loads them."""
         self._all_samplers = list(nested_samplers(loader))
         self._have_epochs = [*self._all_samplers, loader.dataset, loader.collate_fn]
         ranks = (getattr(sampler, name, None) for sampler in self._all_samplers for name in _RANKS)
@@ -52,10 +44,9 @@ class MapLoader:
         # generators and seed them for each batch.
         in_process = [] if has_workers else [loader.dataset, loader.collate_fn]
         self._searched = [*samplers, loader.generator, *in_process], [*samplers, loader.generator]
-        """The objects whose generators `generators` and `_of_sampler` list."""
         self.generators = rng.find_generators(self._searched[0])
         self._watched = [each for each in self._searched[0] if not isinstance(each, FunctionType)]
-        """Objects that may replace their generators, also while an epoch lasts."""
+        """May replace their generators, also during an epoch."""
         self._of_watched = rng.find_generators(self._watched)
         in_dataset = [loader.dataset, loader.collate_fn]
         # A sampler often holds the dataset, whose attributes change with each sample and not with the sampler.
@@ -65,7 +56,6 @@ class MapLoader:
         self._attributes = Attributes([] if has_workers else objects_of_script(in_dataset))
         self._loader = _rebuild(loader, self._sampler, is_traced=is_traced)
         self._has_begun = False
-        """True after the first call of `begin` in this process."""
 
     def begin(self, epoch: int) -> Iterator[object]:
         self._sampler.epoch = epoch
@@ -136,9 +126,7 @@ class MapLoader:
 
 
 MAX_INDEXES = 1_000_000
-"""Length of the longest list that a snapshot contains of a sampler's attributes, such as shuffled indexes."""
 _RANKS = ("rank", "process_index")
-"""Attributes in which samplers of torch and of accelerate store their rank."""
 
 
 def nested_samplers(loader: DataLoader[object]) -> Iterator[object]:
@@ -155,15 +143,7 @@ def nested_samplers(loader: DataLoader[object]) -> Iterator[object]:
 
 
 class PlacedSampler:
-    """Wraps the user's (batch) sampler so that it can start in the middle of an epoch.
-
-    Args:
-        inner: the user's sampler, which decides the order of the samples.
-        generators: generators that the sampler may draw from, in addition to the global generators of the process.
-        seeding: derives the seed that each batch carries to the workers. None without workers.
-        attributes: finds what the sampler keeps in its attributes, such as a number of epochs.
-        sharing: this rank's share of the samples. None if the samples have no order over all ranks.
-    """
+    """Wraps the user's (batch) sampler so that it can start inside an epoch. `sharing` needs one order of all."""
 
     def __init__(
         self,
@@ -180,36 +160,24 @@ class PlacedSampler:
         self._seeding = seeding
         self._held: rng.States | None = None
         self._skip_count: int | None = None
-        """Number of batches that the next walk (pass through the sampler) skips, because the script received them.
-
-        None if the next walk starts an epoch.
-        """
+        """Batches that the next walk skips; None if it starts an epoch."""
         self._changed: Mapping[str, Any] = {}
-        """Attributes of the sampler that the repetition of a walk restores at its end."""
         self.epoch = 0
         self.begin = 0
-        """Position of the epoch's order of samples at which the walk (pass through the sampler) begins.
-
-        Above 0 after the number of ranks has changed.
-        """
+        """Position in the epoch's order at which the walk begins; above 0 after the number of ranks has changed."""
         self.place: Place | None = None
-        """Progress of this epoch's walk (pass through the sampler); None between two epochs."""
 
     def __len__(self) -> int:
         return len(cast(Sized, self._inner))
 
     @property
     def is_resuming(self) -> bool:
-        """True if the next walk (pass through the sampler) starts in the middle of an epoch."""
+        """Whether the next walk starts in the middle of an epoch."""
         return self._skip_count is not None
 
     def resume(self, place: Place | None, skip_count: int, changed: Mapping[str, Any]) -> None:
-        """Make the next walk (pass through the sampler) continue the interrupted walk whose progress is `place`.
-
-        Args:
-            place: the progress; None if the next walk starts a new epoch.
-            skip_count: number of items of the interrupted walk whose batches the script received.
-            changed: the sampler's changed attributes at that progress.
+        """Make the next walk continue at `place`, or start an epoch if it is None. The script has received the batches
+        of `skip_count` items. `changed` are the sampler's attributes at that progress.
         """
         self.place, self._skip_count = place, None if place is None else skip_count
         self._changed = changed
@@ -217,10 +185,7 @@ class PlacedSampler:
             self.attributes.load(changed)
 
     def hold(self) -> None:
-        """Store the generators' current states, so that the next walk (pass through the sampler) starts from them.
-
-        Random numbers that the loader draws before the walk starts then do not change the walk.
-        """
+        """Store the generators' states for the next walk, so that draws before its start do not change it."""
         self._held = rng.states(self._generators)
 
     def __iter__(self) -> Iterator[object]:
@@ -251,7 +216,6 @@ class PlacedSampler:
 
 
 def _rebuild(loader: DataLoader[object], sampler: PlacedSampler, *, is_traced: bool) -> DataLoader[object]:
-    """Return a plain DataLoader with the options of `loader`, which reads its order from `sampler`."""
     has_workers = loader.num_workers > 0
     dataset = WorkerDataset(loader.dataset, loader.collate_fn) if has_workers else loader.dataset
     collate = loader.collate_fn

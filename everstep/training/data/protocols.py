@@ -20,9 +20,9 @@ from everstep.training.script import Environment
 from everstep.training.state_tree import Tree
 
 STATEFUL_DEPTH = 4
-"""Number of levels of the search for objects with a state. A deeper search would find a dataset's trainer."""
+"""A deeper search would find a dataset's trainer."""
 END = object()
-"""Returned by `next(iterator, END)` at the end of an iterator."""
+"""Marks the end of an iterator in `next(iterator, END)`."""
 
 
 @runtime_checkable
@@ -34,52 +34,34 @@ class Stateful(Protocol):
 
 
 def find_stateful(roots: Iterable[object]) -> list[Stateful]:
-    """Return each object with `state_dict` and `load_state_dict` inside these objects once, in a fixed order.
-
-    Args:
-        roots: samplers, datasets or collate functions. Modules of torch do not count, because the script registers
-            the modules that it changes.
-
-    Returns:
-        The outermost such objects, because the state of an object contains the states inside it.
-    """
+    """Return the outermost objects with a state, except modules, which the script registers, in a fixed order."""
     return find(roots, has_state, depth=STATEFUL_DEPTH)
 
 
 def has_state(value: object) -> bool:
-    """Return whether the class of an object has `state_dict` and `load_state_dict`, and is no module of torch."""
+    """Return whether the class of an object has `state_dict` and `load_state_dict`, and is not a module of torch."""
     kind = type(value)
     methods = (getattr(kind, name, None) for name in ("state_dict", "load_state_dict"))
     return all(map(callable, methods)) and not isinstance(value, torch.nn.Module)
 
 
 class Order(ABC):
-    """The order in which all ranks together receive the data of an epoch. Its classes are frozen dataclasses.
-
-    A position in this order is a number that has the same meaning for any number of ranks.
+    """The order in which all ranks together receive the data of an epoch. Its classes are frozen dataclasses. A
+    position in this order is a number that has the same meaning for any number of ranks.
     """
 
     __slots__ = ()
     replicas: int
-    """Number of ranks that divide the data."""
     batch: int
-    """Number of samples in one batch of one rank."""
     compared: ClassVar[tuple[str, ...]]
-    """Fields in which two orders must agree, so that positions of one order are valid in the other."""
+    """Fields in which two orders must agree, so that positions of one are valid in the other."""
 
     def tree(self) -> dict[str, Tree]:
-        """Return the fields of this order of samples by name, for a snapshot."""
+        """Return the fields by name, for a snapshot."""
         return cast("dict[str, Tree]", asdict(cast(Any, self)))
 
     def differences(self, tree: dict[str, Tree]) -> str:
-        """Return why positions in the data order of an earlier launch are not valid in this order; empty if they are.
-
-        Args:
-            tree: result of `tree` of the earlier order, which may be of a different class.
-
-        Returns:
-            The differences in words, joined into one text.
-        """
+        """Return why positions in an earlier order are not valid in this one, empty if they are."""
         now = self.tree()
         if tree.keys() != now.keys():
             return "the loader was of another kind"
@@ -88,10 +70,7 @@ class Order(ABC):
         )
 
     def earlier(self, tree: dict[str, Tree]) -> Self:
-        """Return the order of samples that an earlier launch stored as `tree`.
-
-        Call this only if `differences(tree)` is empty.
-        """
+        """Return the order that an earlier launch stored as `tree`. `differences(tree)` must be empty."""
         return type(self)(**cast("dict[str, Any]", tree))
 
     @abstractmethod
@@ -100,40 +79,31 @@ class Order(ABC):
 
 
 class Resumable(Protocol):
-    """A source: an object around a registered data loader, which yields the loader's batches.
-
-    A source can return and restore its position in the data.
-    """
+    """A source around a registered data loader, which yields its batches and restores its position."""
 
     @property
     def generators(self) -> Sequence[rng.Generator]:
-        """The random generators that the loader's batches depend on, except the global generators of the process."""
+        """Generators that the batches depend on, except the global ones."""
         ...
 
     @property
     def order(self) -> Order | None:
-        """The order in which all ranks together receive the data.
-
-        None if a launch with more or fewer ranks cannot continue at a position of this loader.
-        """
+        """The order of all ranks' data; None if another number of ranks cannot continue."""
         ...
 
     def begin(self, epoch: int) -> Iterator[object]:
-        """Return the batches of an epoch.
-
-        After `load_state_dict`, return only the batches that follow the restored position.
-        """
+        """Return the batches of an epoch that follow the restored position, if any."""
         ...
 
     def end(self) -> None:
         """End the epoch. Until the next `begin`, `state_dict` returns the position between this epoch and the next."""
 
     def state_dict(self) -> dict[str, Tree]:
-        """Return the position in the loader's data as a state tree, for a snapshot."""
+        """Return the position as a state tree."""
         ...
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
-        """Restore a position from `state_dict`. The next `begin` continues there."""
+        """Restore a position from `state_dict` for the next `begin`."""
 
 
 def place_in_world() -> tuple[int, int]:
@@ -145,15 +115,7 @@ def place_in_world() -> tuple[int, int]:
 
 
 def check_signatures(name: str, value: object) -> None:
-    """Check that Everstep can call an object's `state_dict`, `load_state_dict` and `set_epoch`, without a call.
-
-    Args:
-        name: the name under which the script registered the object, for the error.
-        value: an object with any of these methods.
-
-    Raises:
-        CannotResume: a method needs other arguments.
-    """
+    """Raise CannotResume if an object's `state_dict`, `load_state_dict` or `set_epoch` needs other arguments."""
     for method, arguments in (("state_dict", ()), ("load_state_dict", ({},)), ("set_epoch", (0,))):
         function = getattr(value, method, None)
         with suppress(ValueError):  # a function of C can have no signature

@@ -1,8 +1,4 @@
-"""Describes how the samplers of torch and accelerate share the samples of an epoch among ranks.
-
-The share of a rank that begins inside an epoch follows from one position (`shares`). A rank that begins at the start of
-an epoch reads its sampler unchanged.
-"""
+"""Describes how the samplers of torch and accelerate share the samples of an epoch among ranks."""
 
 from __future__ import annotations
 
@@ -21,8 +17,6 @@ from everstep.training.data.shares import EpochShares
 
 
 class _SharedOrder(Order):
-    """An order of samples that the ranks share by `EpochShares`."""
-
     __slots__ = ()
 
     @property
@@ -31,66 +25,45 @@ class _SharedOrder(Order):
         raise NotImplementedError
 
     def position(self, begin: int, batch_count: int) -> int:
-        """Return the position in the epoch's order after each rank has read `batch_count` batches.
-
-        The ranks began to read at the position `begin`. After an incomplete last batch, the position is behind the end
-        of the epoch.
-        """
+        """Return the position after `batch_count` batches from `begin`, maybe behind the end of the epoch."""
         return begin + batch_count * self.batch * self.replicas
 
 
 @dataclass(frozen=True, slots=True)
 class SampleOrder(_SharedOrder):
-    """The order in which a `DistributedSampler` distributes the samples of an epoch to the ranks.
-
-    The order of all samples does not depend on `replicas`, so a launch with a different number of ranks can continue at
-    any position.
-    """
+    """The order of a `DistributedSampler`, which does not depend on `replicas`."""
 
     samples: int
-    """Number of samples in the dataset."""
     shuffle: bool
     seed: int
     drop_last: bool
-    """True if the sampler drops samples at the end of an epoch so that all ranks get equally many.
-
-    False if it repeats some samples for the same purpose.
-    """
+    """Whether the sampler drops samples at the end of an epoch, instead of repeating some."""
     replicas: int
-    """Number of ranks that divide the samples."""
     batch: int
-    """Number of samples in one batch of one rank."""
     compared: ClassVar = ("samples", "shuffle", "seed", "drop_last")
 
     @property
     def shares(self) -> EpochShares:
-        """The rule of `DistributedSampler`: each rank takes one sample at a time."""
         return EpochShares(self.samples, self.replicas, 1, self.drop_last)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOrder(_SharedOrder):
-    """The order of a sampler that all ranks walk alike, and from which each rank takes whole batches.
-
-    accelerate and the Trainer of transformers share samples in this way.
-    """
+    """The order of a sampler that all ranks walk alike, and from which each rank takes whole batches."""
 
     samples: int
-    """Number of samples in the dataset."""
     sampler: str
     """Class of the sampler, and its seed if each epoch's order follows from a seed."""
     drop_last: bool
     replicas: int
-    """Number of ranks that share the batches."""
     batch: int
-    """Number of samples in one batch of one rank."""
     block: int
-    """Number of samples that a rank takes at a time: `batch`, or 1 if a single rank reads all batches."""
+    """Samples that a rank takes at a time: `batch`, or 1 if a single rank reads all batches."""
     compared: ClassVar = ("samples", "sampler", "drop_last")
 
     @property
     def shares(self) -> EpochShares:
-        """The rule of accelerate's `BatchSamplerShard`: each rank takes one batch at a time."""
+        """Each rank takes one batch at a time, as with accelerate's `BatchSamplerShard`."""
         return EpochShares(self.samples, self.replicas, self.block, self.drop_last)
 
 
@@ -100,13 +73,10 @@ class Sharing:
 
     order: SampleOrder | BatchOrder
     rank: int
-    """Index of this rank among the ranks that share the samples."""
     sampler: DistributedSampler[object] | SequentialSampler | RandomSampler
-    """The sampler that decides the order."""
     batch_size: int | None
-    """Number of samples in one batch; None if the loader has no batches."""
     drop_last: bool
-    """True if the loader drops the last batch of a rank if it is incomplete."""
+    """Whether the loader drops a rank's incomplete last batch."""
 
     @classmethod
     def of(cls, loader: DataLoader[object]) -> Sharing | None:
@@ -136,7 +106,6 @@ class Sharing:
 
     @classmethod
     def _of_accelerate(cls, shard: Any) -> Sharing | None:
-        """Return the share of a rank whose batches a `BatchSamplerShard` of accelerate selects."""
         inner, replicas = shard.batch_sampler, shard.num_processes
         # Without `even_batches`, the ranks receive different numbers of batches.
         if type(inner) is not BatchSampler or not (shard.even_batches or inner.drop_last):
@@ -161,16 +130,9 @@ class Sharing:
         return cls(order, rank, sampler, size, batches.drop_last)
 
     def rest(self, begin: int, generators: Sequence[rng.Generator], began: rng.States, *, is_new: bool) -> list[object]:
-        """Return the batches of this rank from a position of the epoch on; its samples if the loader has no batches.
-
-        Args:
-            begin: position at which all ranks begin.
-            generators: generators that the sampler may draw from, in addition to the global generators.
-            began: states of the generators at the beginning of the epoch.
-            is_new: True if the sampler's generator has yet to make the draws of this epoch.
-
-        Returns:
-            What the loader's sampler or batch sampler would yield.
+        """Return this rank's batches from a position on; its samples if the loader has no batches. `generators` may be
+        drawn from besides the global ones, and had the states `began` at the beginning of the epoch. With `is_new`, the
+        sampler's generator has yet to make the draws of this epoch.
         """
         whole = self._whole(generators, began, is_new=is_new)
         indices = [whole[position] for position in self.order.shares.of(self.rank, begin)]
@@ -179,7 +141,7 @@ class Sharing:
         return list(BatchSampler(cast("Any", indices), self.batch_size, self.drop_last))
 
     def _whole(self, generators: Sequence[rng.Generator], began: rng.States, *, is_new: bool) -> list[object]:
-        """Return the samples of the whole epoch in the order in which a single rank would read them."""
+        """Return the samples of the whole epoch in the order of a single rank."""
         sampler = self.sampler
         if isinstance(sampler, DistributedSampler):
             whole: DistributedSampler[object] = DistributedSampler(

@@ -37,9 +37,7 @@ class SeededDataset(Dataset[object]):
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._generators: list[rng.Generator] | None = None
         self._fetched: list[object] = []
-        """Indices of the samples that the last fetch in this process returned."""
         self._single: object = None
-        """The sample that the last fetch returned without a batch; None after the fetch of a batch."""
 
     @property
     def epoch(self) -> int:
@@ -47,9 +45,7 @@ class SeededDataset(Dataset[object]):
         return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch on which samples depend, also for the loader's workers. The session calls this before each
-        epoch.
-        """
+        """Set the epoch, also for the loader's workers. The session calls this before each epoch."""
         self._epoch.fill_(epoch)
         set_epoch(self.dataset, epoch)
 
@@ -61,7 +57,6 @@ class SeededDataset(Dataset[object]):
         return self._single
 
     def __getitems__(self, indices: Sequence[object]) -> list[object]:
-        """Return the samples of a batch. DataLoaders call this."""
         if self._generators is None:
             self._generators = rng.find_generators([self.dataset])
         self._fetched, self._single = [_plain(index) for index in indices], None
@@ -69,14 +64,7 @@ class SeededDataset(Dataset[object]):
             return [self._sample(index) for index in indices]
 
     def fetched(self, samples: object) -> list[object] | None:
-        """Return the indices of the samples that the last fetch in this process returned.
-
-        Args:
-            samples: a batch of samples, or one sample, that this dataset may have returned last.
-
-        Returns:
-            The indices in the order of the samples. None if the last fetch in this process returned other samples.
-        """
+        """Return the indices of the samples that this process fetched last; None if they are not `samples`."""
         if self._single is None:
             return self._fetched if self._fetched and len(cast(Sized, samples)) == len(self._fetched) else None
         return self._fetched if samples is self._single else None
@@ -115,18 +103,7 @@ class SeededCollator:
         self._generators: list[rng.Generator] | None = None
 
     def __call__(self, samples: object) -> object:
-        """Combine samples.
-
-        Args:
-            samples: the samples that the dataset returned last in this process; one sample if the loader has no batch
-                size.
-
-        Returns:
-            The batch, as `collate_fn` returns it.
-
-        Raises:
-            SessionMisuse: the samples are not those that the dataset returned last.
-        """
+        """Combine the samples that this process fetched last. Raises SessionMisuse if they are other samples."""
         if self._generators is None:
             self._generators = rng.find_generators([self.collate_fn])
         indices = self.dataset.fetched(samples)
@@ -142,7 +119,6 @@ class SeededCollator:
 
 
 def _plain(index: object) -> object:
-    """Convert an integer of numpy or torch to a Python integer, so that equal sample indices give equal seeds."""
     try:
         return operator.index(index)  # type: ignore[arg-type]
     except TypeError:

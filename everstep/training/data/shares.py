@@ -1,7 +1,6 @@
 """Computes each rank's equal share of the rest of an epoch. Pure.
 
-The samples of an epoch form one order, which does not depend on the number of ranks. The ranks take blocks of
-neighbouring samples in turn. A *window* is one block for each rank:
+The ranks take blocks of neighbouring samples in turn. A *window* is one block for each rank:
 
     position   begin                                                     samples
     order        │ block │ block │ block │ block │ block │ block │ blo│
@@ -21,16 +20,7 @@ from dataclasses import dataclass
 
 
 def window_count(left: int, window: int, *, drop_last: bool) -> int:
-    """Return the number of windows in the rest of an epoch.
-
-    Args:
-        left: number of samples, or other units, that no rank has received; 0 or less at the end of the epoch.
-        window: number of units that all ranks together receive at a time.
-        drop_last: True if an incomplete window at the end does not count.
-
-    Returns:
-        0 or more.
-    """
+    """Return the number of windows in `left` units that no rank has received; `left` may be negative."""
     left = max(0, left)
     return left // window if drop_last else -(-left // window)
 
@@ -40,24 +30,13 @@ class EpochShares:
     """The rule by which ranks share the samples of an epoch."""
 
     samples: int
-    """Number of samples of the epoch."""
     replicas: int
-    """Number of ranks that share the samples."""
     block: int
-    """Number of neighbouring samples that one rank takes at a time."""
     drop_last: bool
-    """True if ranks drop an incomplete window at the end. False if they complete it with the epoch's first samples."""
+    """Whether ranks drop an incomplete window instead of completing it."""
 
     def of(self, rank: int, begin: int) -> Iterator[int]:
-        """Yield the samples of one rank, as indices into the epoch's order.
-
-        Args:
-            rank: index of the rank among the ranks that share the samples.
-            begin: position at which all ranks begin.
-
-        Yields:
-            Numbers from 0 to `samples` - 1.
-        """
+        """Yield the samples of one rank from a position on, as indices into the epoch's order."""
         first = begin + (rank - begin // self.block) % self.replicas * self.block
         window = self.replicas * self.block
         count = window_count(self.samples - begin, window, drop_last=self.drop_last)

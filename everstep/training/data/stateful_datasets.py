@@ -1,9 +1,8 @@
 """Resumes a DataLoader over an iterable dataset that has `state_dict`: stores and restores the states of its workers.
 
-With each batch, a worker sends a `WorkerState`: the state of its dataset and of its random generators after this batch.
-Workers prefetch, so this module stores, for each worker, the state sent with the last batch that the script received. A
-resumed run starts the workers with these states. It renumbers the workers, because a DataLoader always begins with its
-worker 0:
+With each batch, a worker sends its `WorkerState` after this batch. Because workers prefetch, this module stores the
+state of the last batch that the script received. A DataLoader always begins with its worker 0, so a resumed run
+renumbers the workers:
 
     received so far   batches of workers 0, 1, 2, 0; the next batch is from worker 1
     resumed           DataLoader's worker 0 is worker 1, its 1 is 2, its 2 is 0
@@ -29,27 +28,19 @@ class WorkerState:
     """The state from which a DataLoader worker continues after a batch."""
 
     worker: int
-    """Index that the worker had before the first resume."""
+    """Index before the first resume."""
     dataset: dict[str, Tree]
     has_ended: bool
-    """True if the dataset has no further samples in this epoch."""
     generators: rng.States
-    """States of the worker process's global generators, and of the generators inside the dataset and `collate_fn`."""
+    """States of the global generators, and of those inside the dataset and `collate_fn`."""
 
     def tree(self) -> Tree:
-        """Return the worker's state as a state tree, for a snapshot."""
+        """Return the state as a state tree."""
         return {"dataset": self.dataset, "has_ended": self.has_ended, "generators": list(self.generators)}
 
 
 class StatefulDatasetLoader:
-    """Resumes a DataLoader whose iterable dataset has `state_dict` and `load_state_dict`.
-
-    The dataset's state must be its position in the epoch. Each epoch starts at the beginning of the dataset.
-
-    Args:
-        name: name under which the loader was registered.
-        loader: the DataLoader. A new DataLoader with the same options reads the batches.
-    """
+    """Resumes a DataLoader whose iterable dataset's state is its position in the epoch."""
 
     def __init__(self, name: str, loader: DataLoader[object]) -> None:
         self._name = name
@@ -62,20 +53,14 @@ class StatefulDatasetLoader:
         self.generators = rng.find_generators([loader.generator, *in_process])
         self.order: Order | None = None
         self._began: rng.States | None = None
-        """States of the generators at the beginning of the epoch; None between two epochs."""
+        """Generator states at the beginning of the epoch; None between two epochs."""
         self._states: list[Tree] = _no_states(loader.num_workers)
-        """State of each worker after the last batch that the script received from it.
-
-        None before its first batch of the epoch.
-        """
+        """State of each worker after its last received batch; None before its first batch."""
         self._next_worker = 0
         self._epoch = 0
-        """Index of the epoch that began last."""
         self._has_begun = False
-        """False until the first `begin`. The dataset's `state_dict` is not called before, as it may change the dataset.
-        """
+        """False until the first `begin`. Before, `state_dict` is not called, because it may change the dataset."""
         self._loaded: dict[str, object] | None = None
-        """State of the dataset that the next `begin` restores, if the loader has no workers; otherwise None."""
 
     def begin(self, epoch: int) -> Iterator[object]:
         loaded, self._loaded, self._has_begun = self._loaded, None, True
@@ -133,11 +118,7 @@ class StatefulDatasetLoader:
         rng.set_generator_states(self.generators, cast("list[Tree]", state["present"]))
 
     def _end_epoch_of_dataset(self, state: dict[str, object]) -> None:
-        """Put the dataset into the state that it has between two epochs of an uninterrupted run.
-
-        After an epoch's last sample, some datasets still point behind this sample and need one more `next` to start a
-        new epoch. Others already point at the start of a new epoch.
-        """
+        """Let the dataset end its epoch, for which some datasets need one more `next`."""
         with rng.kept(self.generators):
             set_epoch(self._dataset, self._epoch)
             self._dataset.load_state_dict(state)
@@ -145,7 +126,6 @@ class StatefulDatasetLoader:
                 self._dataset.load_state_dict(state)
 
     def _received(self, batches: Iterator[object]) -> Iterator[object]:
-        """Yield the batches, and store the state that a worker sent with each batch."""
         for batch in batches:
             if self._worker_count:
                 batch, sent = cast("tuple[object, WorkerState]", batch)
@@ -155,10 +135,7 @@ class StatefulDatasetLoader:
 
 
 class _Batches(IterableDataset[object]):
-    """Combines the samples of the user's dataset into batches, in a worker or in the training process.
-
-    In a worker, each item is the batch with its `WorkerState`.
-    """
+    """Combines the samples of the user's dataset into batches. In a worker, each comes with its `WorkerState`."""
 
     def __init__(self, loader: DataLoader[object]) -> None:
         self.dataset = cast("Iterable[object]", loader.dataset)
@@ -169,24 +146,14 @@ class _Batches(IterableDataset[object]):
         self._states: list[Tree] = []
         self._first_worker = 0
         self.has_ended = False
-        """True if the dataset has no further samples in this epoch. Valid without workers, and in a worker."""
 
     def start(self, states: list[Tree], first_worker: int) -> None:
-        """Set the states with which the next `iter` of the loader starts its workers.
-
-        Args:
-            states: states by worker; None for a worker that starts an epoch. Empty if all workers start an epoch.
-            first_worker: index of the worker whose batch is the next one.
-        """
+        """Set the workers' states for the next `iter`: None or an empty list for a new epoch."""
         self._states, self._first_worker, self.has_ended = states, first_worker, False
 
     def start_worker(self, number: int) -> None:
-        """Give a worker the index and seed of the worker whose samples it continues. Called once, in the worker.
-
-        After a resume, torch's first worker must read the next batch, which another worker would have read.
-
-        Args:
-            number: the DataLoader's index of the worker.
+        """Take the index and seed of the worker whose samples this one continues. Called once, in the worker. After a
+        resume, torch's first worker must read the next batch, which another worker would have read.
         """
         info = get_worker_info()
         assert info is not None
@@ -231,7 +198,6 @@ class _Batches(IterableDataset[object]):
 
 
 def _rebuild(loader: DataLoader[object], batches: _Batches) -> DataLoader[object]:
-    """Return a plain DataLoader that reads from `batches` and has the other options of `loader`."""
     return DataLoader(
         batches,
         batch_size=None,

@@ -1,8 +1,5 @@
 """Provides data streams: registered loaders whose positions snapshots contain and restarts restore.
 
-A data position consists of the epoch, the number of batches that the script received, and the state of the loader's
-`Resumable`.
-
 Invariant: a resumed run yields the same batches as an uninterrupted run, and leaves all random generators in the same
 states.
 """
@@ -31,54 +28,37 @@ NO_ORDER = (
     "this loader's samples have no order over all ranks. Use DataLoader(dataset, sampler=DistributedSampler(dataset)), "
     "or ShardedFiles for streams; with num_replicas=1, rank=0 if all ranks read the same samples"
 )
-"""Why a loader cannot continue with another number of ranks, and what to use."""
 
 
 class DataStream:
-    """One registered loader, which the script reads over many epochs.
-
-    Args:
-        name: name under which the script registered the loader.
-        loader: any loader of the table in `everstep.training.data`.
-        seed: seed of the workers' randomness, for loaders without a generator.
-        is_traced: True in a determinism check, which compares samples and batches.
-
-    Raises:
-        CannotResume: the loader can be read only once, or its workers keep random generators from epoch to epoch.
+    """One registered loader, which the script reads over many epochs. Raises CannotResume if the loader can be read
+    only once, or its workers keep random generators from epoch to epoch.
     """
 
     def __init__(self, name: str, loader: Iterable[object], seed: int, *, is_traced: bool = False) -> None:
         self.name = name
         self.loader = loader
         self.observe: Callable[[str, object], object] | None = None
-        """Function that a determinism check sets.
-
-        It records an item of the loader under the loader's name, and returns the batch.
-        """
+        """A determinism check's function, which records an item by the loader's name, and returns the batch."""
         self._source = find_source(name, loader, seed, is_traced=is_traced)
         seeds = find([loader], lambda value: isinstance(value, np.random.SeedSequence))
         self._spawned = [(seed, seed.n_children_spawned) for seed in seeds]
         self._fingerprint = hugging_face.fingerprint(loader)
         self._iterator: Iterator[object] | None = None
         self._sample_count: int | None = None
-        """Length of the dataset at the start of the current epoch in this process; None if it has no length."""
+        """Length of the dataset at the start of the epoch in this process; None if it has none."""
         self.epoch = 0
         self.consumed_count = 0
-        """Number of batches of this epoch that the script received, in this process or before a restart."""
+        """Batches of this epoch that the script received, also before a restart."""
         self.handed_count = 0
-        """Number of batches that the script received in this process."""
         self.batch = -1
-        """Index of the newest batch within its epoch, from 0; -1 before the first batch."""
         self.prefetch_count = 0
-        """Number of batches that `next` fetches ahead."""
         self._ahead: deque[tuple[int, object]] = deque()
-        """Batches fetched ahead, each after its index within its epoch."""
         self._is_resumed = False
-        """True until the first batch after `load_state_dict`."""
         self.batches_per_step = 0
-        """Batches per optimizer step; 0 while unknown."""
+        """0 while unknown."""
         self._earlier_samples_per_step = 0
-        """Samples per optimizer step before the number of ranks changed; 0 if it is unknown or has not changed."""
+        """Samples of all ranks before the number of ranks changed; 0: unknown or unchanged."""
 
     def __iter__(self) -> Iterator[object]:
         """Yield the remaining batches of the current epoch. The next `iter` starts the next epoch.
@@ -144,18 +124,18 @@ class DataStream:
         self.epoch, self.consumed_count = self.epoch + 1, 0
 
     def skip(self, epochs: int, batches: int) -> None:
-        """Begin behind a number of epochs, and read and drop batches of the next one. Called before the first batch."""
+        """Begin behind a number of epochs, and drop batches of the next one. Called before the first batch."""
         self.epoch = epochs
         for _ in range(batches):
             self._next_of_epoch()
 
     @property
     def source(self) -> Resumable:
-        """The wrapper that yields the loader's batches and restores its position."""
+        """The source of the loader."""
         return self._source
 
     def state_dict(self) -> dict[str, Tree]:
-        """Return the data position as a state tree (`everstep.training.state_tree`)."""
+        """Return the data position as a state tree."""
         return {
             "epoch": self.epoch,
             "consumed": self.consumed_count,
@@ -167,10 +147,8 @@ class DataStream:
         }
 
     def check(self) -> None:
-        """Raise CannotResume if a restart could not repeat this epoch.
-
-        Either numpy's seed sequence has made seeds, which numpy cannot restore, or the script has changed the length of
-        the dataset, from which the sampler made the order of this epoch.
+        """Raise CannotResume if a restart could not repeat this epoch. Either numpy's seed sequence has made seeds,
+        which numpy cannot restore, or the dataset's length has changed.
         """
         if self._iterator is not None and (count := _sample_count(self.loader)) != self._sample_count:
             raise CannotResume(
@@ -196,25 +174,14 @@ class DataStream:
 
     @property
     def samples_per_step(self) -> int:
-        """Number of samples that all ranks together use per optimizer step; 0 if unknown."""
+        """Samples of all ranks; 0 if unknown."""
         order = self._source.order
         return 0 if order is None else self.batches_per_step * order.batch * order.replicas
 
     def relaid(self, state: dict[str, Tree], *, is_same_rank: bool) -> dict[str, Tree]:
-        """Convert the data position of an earlier launch into a position for `load_state_dict`.
-
-        The call does not change the stream.
-
-        Args:
-            state: result of `state_dict` on a rank of the earlier launch.
-            is_same_rank: True if the number of ranks has not changed. `state` is then the position of this rank.
-
-        Returns:
-            The position of this rank.
-
-        Raises:
-            CannotRelayout: the loader's samples have no order over all ranks, or this order differs from the order in
-                the earlier launch.
+        """Convert an earlier rank's `state_dict` into this rank's position. The stream does not change. With
+        `is_same_rank`, the number of ranks has not changed. Raises CannotRelayout if the samples have no order over all
+        ranks, or another order than in the earlier launch.
         """
         source = cast("dict[str, Any]", state["source"])
         was, now = source.get("order"), self._source.order
@@ -247,11 +214,7 @@ class DataStream:
         }
 
     def check_step(self) -> None:
-        """Check that an optimizer step uses as many samples as before the number of ranks changed.
-
-        Raises:
-            CannotRelayout: the global batch size differs.
-        """
+        """Raise CannotRelayout if a step uses another number of samples than before the number of ranks changed."""
         was, now = self._earlier_samples_per_step, self.samples_per_step
         if was and now and was != now:
             order = cast(Order, self._source.order)
@@ -263,13 +226,8 @@ class DataStream:
             )
 
     def load_state_dict(self, state: dict[str, Tree]) -> None:
-        """Restore the data position that an earlier launch stored. The call fetches no batch yet.
-
-        Args:
-            state: result of `state_dict` in an earlier launch.
-
-        Raises:
-            CannotResume: the loader differs from the earlier one in a way that changes the order of samples.
+        """Restore a data position, without fetching a batch. Raises CannotResume if the loader differs from the earlier
+        one in a way that changes the order of samples.
         """
         if state["fingerprint"] != self._fingerprint:
             raise CannotResume(
@@ -314,14 +272,7 @@ def _sample_count(loader: object) -> int | None:
 
 
 def check_apart(streams: Iterable[DataStream]) -> None:
-    """Raise an error if two loaders share a random generator and one of the loaders restores it from its own state.
-
-    Args:
-        streams: all registered streams.
-
-    Raises:
-        CannotResume: two loaders share a generator, and one loader restores that generator.
-    """
+    """Raise CannotResume if two loaders share a random generator, and one restores it from its own state."""
     streams = list(streams)
     for stream, other in itertools.permutations(streams, 2):
         held = {id(generator) for generator in other.source.generators}

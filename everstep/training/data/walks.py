@@ -1,12 +1,8 @@
 """Implements walks: a walk is one pass through a sampler or an iterable that a resumed run can repeat exactly.
 
-The script may draw random numbers from the generators that a sampler uses. A data position therefore contains two
-states of each generator. A resumed run repeats the walk from the state at the start of the walk, and then continues
-from the state when the snapshot was taken.
-
-If other code draws from a generator between two items of a walk, a repetition without this code would produce other
-samples. From such a moment on, the walk therefore uses its own random stream instead of the shared generator (a
-*fork*).
+The script may draw from a sampler's generators. A data position therefore contains each generator's states at the start
+of the walk and at the snapshot. If other code draws between two items, the walk uses its own random stream from then on
+(a *fork*), because a repetition without this code would produce other samples.
 """
 
 from __future__ import annotations
@@ -30,17 +26,7 @@ from everstep.training.state_tree import Tree, is_same
 
 
 class Walk:
-    """One pass through a sampler or an iterable, which a resumed run can repeat exactly.
-
-    As long as no other code draws from a random generator, the pass (walk) draws from this generator. Once other code
-    has drawn from the generator, the pass uses a random stream of its own, which is derived from the generator's state
-    (`Fork`).
-
-    Args:
-        items: the sampler or iterable, read from its beginning.
-        generators: generators that `items` may draw from, in addition to the global generators of the process.
-        place: progress of the walk. The walk updates this object.
-    """
+    """One pass through `items`, which a resumed run can repeat exactly. It updates `place`."""
 
     def __init__(self, items: Iterable[object], generators: Sequence[rng.Generator], place: Place) -> None:
         self._source = items
@@ -49,28 +35,16 @@ class Walk:
         self._place = place
         self._is_known = draws_once(items)
         self._left = list(place.began)
-        """State of each generator after the walk last used it.
-
-        If the generator now has another state, other code used it.
-        """
+        """Each generator's state after the walk last used it; other code has used it if it differs."""
         self._streams: dict[int, Tree] = {}
-        """State of the walk's own random stream, for each generator that the walk no longer uses."""
 
     def __iter__(self) -> Iterator[object]:
         while (item := self._next()) is not END:
             yield item
 
     def repeat(self, skip_count: int) -> Sequence[object]:
-        """Repeat the interrupted pass through the sampler up to the item that the loader requested last.
-
-        The method repeats the pass with the states that the random generators had at its beginning, and restores their
-        current states afterwards.
-
-        Args:
-            skip_count: number of items whose batches the script received.
-
-        Returns:
-            The repeated items whose batches the script did not receive.
+        """Repeat the interrupted walk up to the item that the loader requested last. Returns the items whose batches
+        the script has not received, after the first `skip_count`. The generators keep their states.
         """
         waiting: list[object] = []
         with rng.kept(self._generators):
@@ -118,10 +92,7 @@ class Walk:
 
 
 def draws_once(items: object) -> bool:
-    """Return whether `items` draws all of its random numbers when it yields the first item.
-
-    This is true for torch's samplers and for lists.
-    """
+    """Return whether `items` draws all of its random numbers before its first item, as torch's samplers do."""
     sampler = items.sampler if type(items) is BatchSampler else items
     if type(sampler) is RandomSampler and sampler.generator is not None:
         # A `RandomSampler` with its own generator draws random numbers during the epoch, too, if it repeats samples.
@@ -142,21 +113,17 @@ _DRAW_ONCE = (
 
 @dataclass(slots=True)
 class Place:
-    """Progress of a walk (one pass through a sampler), and the generator states to repeat the walk."""
+    """Progress of a walk, and the generator states to repeat it."""
 
     began: rng.States
-    """State of each generator when the pass through the sampler began. `Walk.repeat` starts from these states."""
     walked_count: int = 0
-    """Number of items that the loader requested from the walk. The request that returned the end counts, too.
-
-    If workers prefetch, the loader requests more items than the script receives.
-    """
+    """Items that the loader requested, including the request that returned the end. Workers prefetch."""
     forks: list[Fork] = field(default_factory=list)
     attributes: Tree = field(default_factory=dict)
-    """Changed attributes of the sampler or iterable when the pass through it began (`Attributes.observe`)."""
+    """Changed attributes at the beginning (`Attributes.observe`)."""
 
     def tree(self) -> Tree:
-        """Return the progress of the pass through the sampler as a state tree, for a snapshot."""
+        """Return the progress as a state tree."""
         forks: list[Tree] = [(fork.number, fork.index, fork.found) for fork in self.forks]
         return {
             "began": list(self.began),
@@ -167,7 +134,7 @@ class Place:
 
     @classmethod
     def of(cls, tree: Tree) -> Place | None:
-        """Return the progress of a pass through a sampler, as `Place.tree` encoded it; None if `tree` is None."""
+        """Return the progress that `Place.tree` encoded; None if `tree` is None."""
         values = cast("dict[str, Any] | None", tree)
         if values is None:
             return None
@@ -177,14 +144,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """The place in a pass through a sampler (a walk) after which the pass stopped using a shared random generator.
-
-    From the next item on, the pass uses its own random stream instead.
-    """
+    """The place after which a walk stopped using a shared random generator."""
 
     number: int
-    """Number of the last item for which the walk (pass through the sampler) used the shared generator."""
+    """Last item with the shared generator."""
     index: int
-    """Index of the shared generator among the generators of the walk (pass through the sampler)."""
     found: Tree
-    """State of the shared generator before the sampler drew the item `number` from it."""
+    """Its state before the sampler drew the item `number`."""

@@ -1,8 +1,7 @@
 """Seeds the random generators of DataLoader workers for every batch of a map-style dataset.
 
-A batch's seed depends on (user's seed, epoch, rank, batch index). A batch therefore depends neither on the worker that
-loads it nor on the time. The rank is the rank that the sampler uses, because the sampler divides the data. Ranks that
-must read the same samples (tensor parallelism) have the same sampler rank, so they get the same batches.
+A batch's seed depends on (user's seed, epoch, rank, batch index) only. The rank is the sampler's, so ranks that read
+the same samples (tensor parallelism) get the same batches.
 """
 
 from __future__ import annotations
@@ -24,38 +23,24 @@ class Seeding:
 
     seed: int
     rank: int
-    """Index of this rank among the ranks that divide the data. 0 if the sampler has no rank."""
+    """Index among the ranks that divide the data; 0 if the sampler has no rank."""
 
     def of(self, epoch: int, batch: int, begin: int = 0) -> int:
-        """Return the 64-bit seed of one batch.
-
-        `begin` is the position in the epoch from which batches are counted. It is above 0 if the number of ranks
-        changed during the epoch.
-        """
+        """Return a batch's seed. `begin` is the position from which batches are counted."""
         place = f"{batch}/{begin}" if begin else f"{batch}"
         return xxhash.xxh3_64_intdigest(f"{self.seed}/{epoch}/{self.rank}/{place}".encode())
 
 
 @dataclass(frozen=True, slots=True)
 class SeededItem:
-    """An item that a sampler yields to a worker.
-
-    It contains the index or indices that the user's sampler yielded, and the seed of their batch.
-    """
+    """An item of the user's sampler for a worker, with the seed of its batch."""
 
     item: object
     seed: int
 
 
 class WorkerDataset(Dataset[object]):
-    """Wraps the user's dataset in a DataLoader worker.
-
-    Before it fetches a batch, it seeds the random generators of the worker.
-
-    Args:
-        inner: the user's dataset, from which every item is read.
-        collate: the function that combines samples into a batch in the same worker. Its generators are seeded too.
-    """
+    """Wraps the user's dataset in a worker, and seeds the generators of dataset and `collate` per batch."""
 
     def __init__(self, inner: Dataset[object], collate: object = None) -> None:
         self.inner = inner
@@ -85,28 +70,17 @@ class WorkerDataset(Dataset[object]):
 
 
 def plain_index(item: object) -> object:
-    """Return the index or indices of the user's sampler, without the seed that `SeededItem` adds to them."""
+    """Return the item of the user's sampler, without the seed."""
     return item.item if isinstance(item, SeededItem) else item
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerBegin:
-    """Worker initialization that makes `get_worker_info()` return the user's own dataset, not the wrapper.
-
-    The user's `worker_init_fn` may open this dataset's files or select a part of its data.
-
-    Args:
-        user_init: the loader's `worker_init_fn`.
-    """
+    """Makes `get_worker_info()` return the user's dataset, which a `worker_init_fn` may change."""
 
     user_init: Callable[[int], None] | None
 
     def __call__(self, worker_id: int) -> None:
-        """Initialize the DataLoader worker process that makes this call; called once per worker.
-
-        Args:
-            worker_id: index of the worker, from 0.
-        """
         info = get_worker_info()
         assert info is not None
         # Use `object.__setattr__`, because torch forbids a plain assignment of this attribute.

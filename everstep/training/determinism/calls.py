@@ -1,7 +1,6 @@
 """Records a script's calls to functions whose results differ between runs: the clock, OS entropy, directory listings.
 
-The report of a determinism check lists the recorded calls as evidence. Two kinds of calls are not recorded: calls
-through a name that the script imported before `install`, and calls that installed packages make.
+Calls through a name that the script imported before `install`, and calls of installed packages, are not recorded.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ _OBSERVED: tuple[tuple[Any, str, str], ...] = (
     (time, "time", "time.time"),
     (time, "time_ns", "time.time_ns"),
 )
-"""Functions to observe: the object that holds the function, its name there, and its name in reports."""
 _PATHS = sysconfig.get_paths()
 _STANDARD_LIBRARY = tuple({_PATHS["stdlib"] + os.sep, _PATHS["platstdlib"] + os.sep})
 _INSTALLED = (*{_PATHS["purelib"] + os.sep, _PATHS["platlib"] + os.sep}, str(Path(__file__).parents[2]) + os.sep)
@@ -78,10 +76,7 @@ def _observed_seed(seed: Callable[..., None]) -> Callable[..., None]:
 
 
 def _note(label: str) -> None:
-    """Record a call of an observed function, with file and line of the script that made it.
-
-    The call may come from the script itself or through the standard library. All other calls are ignored.
-    """
+    """Record a call by the script, or through the standard library, with the script's file and line."""
     frame = sys._getframe(2)
     while frame.f_back is not None and _is_passed(frame.f_code.co_filename):
         if frame.f_code.co_filename.startswith("<frozen importlib"):

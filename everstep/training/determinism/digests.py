@@ -1,7 +1,7 @@
 """Computes digests of batches, states and other values of a script.
 
-Invariant: equal values have equal digests in every process. For an object without readable content, the digest covers
-only the object's type.
+Invariant: equal values have equal digests in every process. Of an object without readable content, only the type
+counts.
 """
 
 from __future__ import annotations
@@ -17,21 +17,11 @@ import xxhash
 from everstep.training.state_tree import tensor_bytes
 
 MAX_DEPTH = 24
-"""Nesting depth from which the digest covers only the types of values.
-
-The limit also ends the traversal of cyclic values.
-"""
+"""Below this depth, only types count, which ends the traversal of cyclic values."""
 
 
 def digest_of(value: object) -> str:
-    """Return the digest of a value as 32 hexadecimal digits.
-
-    Args:
-        value: a tensor, an array, a plain value, a container of these, or any object.
-
-    Returns:
-        The xxh3-128 digest of the value's content, types and shapes.
-    """
+    """Return the xxh3-128 digest of a value's content, types and shapes, hexadecimal."""
     hasher = xxhash.xxh3_128()
     _feed(hasher, value, 0)
     return hasher.hexdigest()

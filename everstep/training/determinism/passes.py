@@ -1,9 +1,7 @@
-"""Ends a pass of a determinism check and starts the next pass in a new process image.
+"""Ends a pass of a determinism check and starts the next pass in a new process image, by exec.
 
-The rank calls exec, which replaces the program in its process. Pid, user, cgroup and output streams stay the same. The
-script loses all its memory, as after a kill. Two in-memory files (memfd) survive the exec. One holds the snapshot of
-the kept step (`everstep.determinism`), the other holds the records of finished passes. The kernel deletes both files
-when the process ends, so a failed check leaves nothing behind.
+The script loses all its memory, as after a kill, but pid, user, cgroup and output streams stay the same. Two in-memory
+files (memfd) survive the exec: the snapshot of the kept step, and the records of finished passes.
 
     pass 0     the process that the launcher started; only creates the files
     pass 1     trains from step 0 to the last step, and stores a snapshot of the kept step
@@ -32,37 +30,26 @@ from everstep.training.errors import SessionMisuse
 PASS_VARIABLE = "EVERSTEP_CHECK_PASS"
 PASS_COUNT = 3
 HASH_SEEDS = {1: "1", 2: "1", 3: "2"}
-"""Hash seed of Python by pass (run of the same steps) of the check, unless the job sets PYTHONHASHSEED."""
+"""Python's hash seed by pass, unless the job sets PYTHONHASHSEED."""
 _DESCRIPTORS = Path("/proc/self/fd")
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One pass of a determinism check (one of three runs of the same steps), and the files that the passes share."""
+    """One pass of a determinism check, and the files that the passes share."""
 
     number: int
     last_step: int
-    """Number of the step after which the pass ends."""
     varies_hash: bool
-    """True if pass 3 has a different hash seed than passes 1 and 2. False if the job sets PYTHONHASHSEED."""
+    """Whether pass 3 has its own hash seed, because the job sets no PYTHONHASHSEED."""
     state: Path
-    """File in the format of a slot, with the snapshot that pass 1 stores and passes 2 and 3 restore."""
+    """A slot file, which pass 1 stores and passes 2 and 3 restore."""
     records: Path
-    """File with one line per finished pass: the `Record` of the pass as JSON."""
+    """One line per finished pass: its `Record` as JSON."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Pass | None:
-        """Return the pass of the check that this process runs, or None if the job is no determinism check.
-
-        Args:
-            variables: the environment variables of the rank.
-
-        Returns:
-            The pass, numbered from 1.
-
-        Raises:
-            SessionMisuse: the number of steps is not valid.
-        """
+        """Return this process's pass, from 1; None without a check. Raises SessionMisuse for an invalid step count."""
         if CHECK_VARIABLE not in variables:
             return None
         last_step = check_steps(variables[CHECK_VARIABLE])
@@ -76,38 +63,26 @@ class Pass:
 
     @property
     def kept_step(self) -> int:
-        """The step whose snapshot the check's first run (pass 1) stores, and its second and third run restore."""
+        """The step whose snapshot pass 1 stores, and passes 2 and 3 restore."""
         return max(1, self.last_step // 4)
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables for a process that runs this pass of the determinism check."""
+        """Return the environment variables of a process that runs this pass."""
         text = f"{self.number}:{self.varies_hash}:{self.state}:{self.records}"
         return {PASS_VARIABLE: text} | ({"PYTHONHASHSEED": HASH_SEEDS[self.number]} if self.varies_hash else {})
 
     def following(self) -> Pass:
-        """Return the pass (run of the check's steps) that follows this pass."""
+        """Return the next pass."""
         return replace(self, number=self.number + 1)
 
 
 def begin(new: Pass) -> NoReturn:
-    """Replace this process by one that runs the script from its beginning, as the next pass. Every rank calls it.
-
-    Args:
-        new: the pass that the new process runs.
-    """
+    """Replace this process by one that runs the script from its beginning, as the pass `new`. Collective."""
     restart(new.variables(), {new.state, new.records})
 
 
 def restart(variables: Mapping[str, str], kept: Iterable[Path]) -> NoReturn:
-    """Replace this process by one that runs the script from its beginning.
-
-    Collective: every rank calls it at the same step. The new process group uses a different port, because the
-    rendezvous of the old process group may still answer at its port.
-
-    Args:
-        variables: added to the environment of the new process.
-        kept: the files in memory (`create_file`) that the new process inherits.
-    """
+    """Replace this process by one that runs the script from its beginning and inherits the files `kept`. Collective."""
     variables = {**os.environ, **variables, **new_rendezvous()}
     end_children()
     for stream in (sys.stdout, sys.stderr):
@@ -123,10 +98,7 @@ def restart(variables: Mapping[str, str], kept: Iterable[Path]) -> NoReturn:
 
 @contextmanager
 def beside(variables: Mapping[str, str], kept: Iterable[Path]) -> Generator[None]:
-    """Run the script from its beginning in a child process, which is killed at the end of this context.
-
-    Collective, with the arguments of `restart`. The child's stdout is dropped.
-    """
+    """Run the script in a child process, which this context ends. Collective, as `restart`. Drops its stdout."""
     variables = {**os.environ, **variables, **new_rendezvous()}
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -162,7 +134,7 @@ def create_file(name: str) -> Path:
 
 
 def new_rendezvous() -> dict[str, str]:
-    """Return the environment variables with which the ranks of the next pass form a process group."""
+    """Return the variables for the next pass's process group. The old rendezvous may still answer at its port."""
     if not (dist.is_available() and dist.is_initialized()):
         return {}
     with closing(socket.create_server(("", 0))) as free:

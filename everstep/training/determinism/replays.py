@@ -25,16 +25,12 @@ from everstep.training.determinism.script_lines import line_of, lines_of_variabl
 from everstep.training.determinism.script_values import OF_LIBRARY
 
 _GENERATORS = tuple(kind.__name__ for kind in rng.GENERATORS)
-"""Class names of the random generators that a script can keep."""
 _STATES = ("Tensor", "Parameter", "ndarray", *_GENERATORS)
-"""Class names of values that are state even if no repeated step uses them."""
+"""Values that are state even if no repeated step uses them."""
 
 
 def compare_replays(rank: int, records: Sequence[Record]) -> Finding | None:
-    """Return the first difference between the training and its one or two replays, or None.
-
-    Logged values that differ between two replays, such as the time of a step, do not count.
-    """
+    """Return the first difference between the training and its one or two replays, or None."""
     if len(records) == 2:
         return _of_steps(rank, [*records, records[1]]) or _of_variables(rank, [*records, records[1]])
     _, once, again = ({step: _logged(entries) for step, entries in each.steps.items()} for each in records)
@@ -57,16 +53,7 @@ def compare_replays(rank: int, records: Sequence[Record]) -> Finding | None:
 
 
 def differing(report: Rehearsed, finding: Finding, records: Sequence[Record]) -> Rehearsed:
-    """Return the report with a finding.
-
-    Args:
-        report: the report that the replay is proven.
-        finding: the first difference between the training and its replays, or the values that a restart loses.
-        records: the records of the training and of its two replays.
-
-    Returns:
-        The report with verdict, difference, message and advice.
-    """
+    """Return the report with the finding. `records` are those of the training and its two replays."""
     is_stable, is_plain = finding.pattern is Pattern.RESTART, finding.kind is Kind.PLAIN
     if is_stable and finding.source is Source.PREFETCH and _is_generator_lost(records):
         # The script's own generator, such as that of a simulator, decides how often the script draws from others.
@@ -97,7 +84,6 @@ def differing(report: Rehearsed, finding: Finding, records: Sequence[Record]) ->
 
 
 def _lines(finding: Finding, unkept: Sequence[str], records: Sequence[Record]) -> tuple[ScriptLine, ...]:
-    """Return the lines of the script that fetch, set or log what differs, or that change the unkept variables."""
     used = finding.names
     if finding.source is Source.PREFETCH:
         loaded = records[0].steps.get(finding.step, [])
@@ -112,11 +98,7 @@ def _lines(finding: Finding, unkept: Sequence[str], records: Sequence[Record]) -
 
 
 def _of_steps(rank: int, records: Sequence[Record]) -> Finding | None:
-    """Return the first difference between the steps of three records, or None.
-
-    A script may log its loss before the update, which records the random generators. If these differ, they are the
-    cause, and not the loss.
-    """
+    """Return the first difference between the steps, which are the generators' rather than a logged loss's, or None."""
     found = compare(rank, records, varies_hash=False)
     if found is None or found.kind is not Kind.VALUE:
         return found
@@ -135,11 +117,7 @@ def _of_steps(rank: int, records: Sequence[Record]) -> Finding | None:
 
 
 def _of_variables(rank: int, records: Sequence[Record]) -> Finding | None:
-    """Return the values of the script that a restart would lose, although no repeated step uses them.
-
-    Examples are averaged weights that only an evaluation uses, and a counter that ends the training. A plain value
-    counts only if training has changed it: otherwise it follows from the restored step, as the first epoch of a loop.
-    """
+    """Return what a restart would lose unused, such as averaged weights. Plain values count only if they changed."""
     moment = max(records[0].variables, default=0)
     unkept = _unkept(records, moment)
     if names := tuple(name for name, kind in unkept if kind in _STATES):
@@ -177,7 +155,7 @@ def _built_anew(records: Sequence[Record]) -> list[str]:
 
 
 def _unkept(records: Sequence[Record], moment: int) -> list[tuple[str, str]]:
-    """Return names and classes of the variables that differ at a moment after a restart, and not between replays."""
+    """Return names and classes of the variables that differ after a restart, and not between replays."""
     values, once, again = (record.variables.get(moment, {}) for record in records)
     return [
         (name, value.partition(" ")[0])
@@ -191,17 +169,9 @@ def _logged(entries: Sequence[Entry]) -> list[tuple[str, str]]:
 
 
 def unkept_variables(records: Sequence[Record], step: int) -> tuple[str, ...]:
-    """Find the variables of the script that differ first between training and replays, and not between replays.
-
-    After the first step, values that follow from the difference differ, too. Only counters are named then. Random
-    generators come first, and the variables of functions that have ended before the boundary come last.
-
-    Args:
-        records: the records of the training and of its two replays.
-        step: the first step that differs.
-
-    Returns:
-        Their names, at most `MAX_REHEARSED_NAMES`.
+    """Return the variables that differ first, at most `MAX_REHEARSED_NAMES`, and not between replays. After step 1,
+    only counters are named, because other values may follow from the difference. Random generators come first, and the
+    variables of functions that have ended come last.
     """
     moments = records[0].variables
     of_loop = {name.partition(".")[0] for moment in moments if moment % 2 for name in moments[moment]}

@@ -44,21 +44,14 @@ def caller() -> tuple[str, int] | None:
 
 
 def line_of(name: str, place: tuple[str, int]) -> ScriptLine:
-    """Return a line as a rank reports it: with the path below the working directory, or else the file's name."""
+    """Return a line with the path below the working directory, or else the file's name."""
     file, line = place
     path = os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else os.path.basename(file)
     return ScriptLine(name=cut(name, MAX_REHEARSED_CHARACTERS), file=cut(path, MAX_REHEARSED_CHARACTERS), line=line)
 
 
 def lines_of_variables(names: Sequence[str]) -> list[ScriptLine]:
-    """Return the lines that change variables of the script, as far as the source files show them.
-
-    Args:
-        names: variables as `values_of_script` names them, for example `main.best` or `train.meters.loss.count`.
-
-    Returns:
-        One line per variable that is found: the one that changes it within a loop or a function, if there is one.
-    """
+    """Return one line per variable found, named as by `values_of_script`. Loops and functions come first."""
     changes = [(path, *each) for path in _files(names) for each in _changes_of(path)]
     found: list[ScriptLine] = []
     for name in names:
@@ -81,7 +74,7 @@ def lines_of_variables(names: Sequence[str]) -> list[ScriptLine]:
 
 
 def _files(names: Sequence[str]) -> list[str]:
-    """Return the script's source files: first those whose functions run, then those whose globals `names` contains."""
+    """Return the script's source files: first those whose functions run, then those with the named globals."""
     files: dict[str, None] = {}
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -94,7 +87,6 @@ def _files(names: Sequence[str]) -> list[str]:
 
 
 def _changes_of(path: str) -> list[tuple[str, str, int, int]]:
-    """Return the name of each variable that a file changes, with the function, the line and a weight."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -122,7 +114,6 @@ def _goes_on(node: ast.AST, target: ast.expr) -> bool:
 
 
 def _targets(node: ast.AST) -> Iterable[ast.expr]:
-    """Return the expressions that a node assigns or changes."""
     if isinstance(node, ast.Assign):
         return [each for target in node.targets for each in _unpacked(target)]
     if isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.NamedExpr)):

@@ -1,7 +1,4 @@
-"""Finds values that the script keeps and that no snapshot contains: random generators, numbers, texts and tensors.
-
-The search begins at the globals of the script's modules and at the local variables of its running functions.
-"""
+"""Finds values that the script keeps and that no snapshot contains, from its modules' globals and running functions."""
 
 from __future__ import annotations
 
@@ -27,21 +24,18 @@ from everstep.training.rng import Generator
 
 _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _SMALL = (bool, int, float, complex, str, bytes)
-"""Kinds whose equal values may be one object. Each occurrence counts."""
+"""Equal values may be one object, so each occurrence counts."""
 _PLAIN = (*_SMALL, torch.Tensor, np.ndarray)
 _OPAQUE = (torch.Tensor, np.ndarray, ModuleType, random.SystemRandom)
 _OF_OPTIMIZERS = ("state", "param_groups", "defaults", "step")
 """Attributes of optimizers that snapshots contain, and the method that schedulers replace."""
 SEARCH_DEPTH = 6
 MAX_VALUES = 20_000
-"""Maximum number of objects that one search looks at from the modules, and again from the running functions."""
+"""Objects per search from the modules, and again from the running functions."""
 MAX_BYTES = 16 * 1024 * 1024
-"""Size of the largest tensor or array that the search returns."""
+"""Size of the largest tensor or array in the result."""
 MAX_PARTS = 64
-"""Length of the longest container that the search enters.
-
-It skips longer containers, because they usually hold samples.
-"""
+"""Longer containers usually hold samples."""
 
 
 OF_LIBRARY: Final = "library"
@@ -54,28 +48,16 @@ class _OfLibrary:
 
 
 def find_private(kept: Iterable[Generator]) -> dict[str, Generator]:
-    """Return the random generators that the script can reach and that no snapshot contains.
-
-    Args:
-        kept: the generators that snapshots contain, besides the global generators of the process.
-
-    Returns:
-        Generators by name, for example `train.model.dropout.generator`. Each generator occurs once.
-    """
+    """Return the reachable generators that no snapshot contains, each once, by name such as `train.model.generator`."""
     return _search({id(each) for each in (*kept, *_of_process())}, _KINDS)
 
 
 def values_of_script(kept: Iterable[object], *, with_tensors: bool = True) -> dict[str, str]:
-    """Return the type and digest of each value that the script can reach, the length of each container, and the
-    position of each iterator over a loader.
+    """Return type and digest of each reachable value, lengths of containers, and positions of iterators over loaders.
 
-    Args:
-        kept: the registered objects. Of modules and optimizers, the search enters what snapshots may lack.
-        with_tensors: False for numbers, texts and lengths only, which cost little time.
-
-    Returns:
-        By name, for example `train.best` for a global of train.py, `main.best` for a variable of `main`, or
-        `Encoder.memory` for an attribute of a registered module.
+    Names are `train.best` for a global of train.py, `main.best` for a variable of `main`, or `Encoder.memory` for an
+    attribute of a registered module. Without tensors, the search costs little time. Of the objects `kept`, it enters
+    what snapshots may lack.
     """
     kept = list(kept)
     kinds = (*_KINDS, *_PLAIN) if with_tensors else _SMALL
@@ -90,7 +72,6 @@ def values_of_script(kept: Iterable[object], *, with_tensors: bool = True) -> di
 
 
 def _of_process() -> list[object]:
-    """Return the global generators of torch, numpy and Python. Snapshots contain them."""
     python = cast(MethodType, random.random).__self__
     numpy = cast(MethodType, np.random.random).__self__
     devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
@@ -124,7 +105,7 @@ def _inside(registered: Iterable[object]) -> Iterator[tuple[str, object]]:
 
 
 def _class_of(hook: object) -> type | FunctionType | MethodType:
-    """Return the class of a hook, or the function itself. Both know the module that defines them."""
+    """Return the class of a hook, or the function itself. Both have the module that defines them."""
     hook = hook.func if isinstance(hook, partial) else hook
     return hook if isinstance(hook, (FunctionType, MethodType)) else type(hook)
 
@@ -132,17 +113,7 @@ def _class_of(hook: object) -> type | FunctionType | MethodType:
 def _search(
     seen: set[int], kinds: tuple[type, ...], *, registered: Iterable[object] = (), lengths: bool = False
 ) -> dict[str, Any]:
-    """Return the objects of these kinds that the script can reach, by name.
-
-    Args:
-        seen: ids of objects to leave out.
-        kinds: classes of the wanted objects.
-        registered: objects whose attributes the search enters after those of the script.
-        lengths: whether to add the lengths of containers and the positions of iterators.
-
-    Returns:
-        The objects, and the lengths and positions as texts.
-    """
+    """Return the reachable objects of these kinds by name, and with `lengths` also lengths and positions as texts."""
     found: dict[str, Any] = {}
     alive: list[object] = []  # so that no other object gets the id of one that the search has seen
     for roots in (_globals(), (*_locals(), *_inside(registered))):

@@ -1,8 +1,7 @@
-"""Observes the samples and batches of a DataLoader during a determinism check, in its workers too.
+"""Observes the samples and batches of a DataLoader during a determinism check, in its workers as well.
 
-`TracedDataset` and `TracedCollate` replace the dataset and `collate_fn` of a loader. The loader then yields each batch
-together with a `BatchTrace`. `TracedDataset` requests the samples of each batch twice, with the same states of the
-random generators. If the two results differ, the dataset's code uses a value from outside, such as the time.
+`TracedDataset` requests each batch's samples twice, with the same states of the random generators. If they differ, the
+dataset uses a value from outside, such as the time.
 
 Invariant: after the second call, the random generators that snapshots contain have the same states as after one call.
 """
@@ -25,36 +24,29 @@ class BatchTrace:
     """Digests that describe how a loader made one batch."""
 
     order: str
-    """Digest of the indices that the sampler drew for the batch."""
+    """Digest of the indices that the sampler drew."""
     samples: tuple[str, ...]
-    """Digest of each sample of the batch, before `collate_fn`."""
+    """Digest of each sample, before `collate_fn`."""
     repeats: tuple[bool, ...]
-    """For each sample, whether a second call of the dataset returned the same content."""
+    """Whether a second call of the dataset returned the same content, for each sample."""
     batch: str
-    """Digest of the result of `collate_fn`."""
     calls: tuple[str, ...]
-    """Calls of the dataset and of `collate_fn` to functions whose results differ between runs."""
+    """Calls to functions whose results differ between runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The samples of one batch and their digests, which `TracedDataset` passes to `TracedCollate`."""
+    """The samples of one batch and their digests, for `TracedCollate`."""
 
     content: Any
-    """The dataset's answer: a list of samples, or one sample if the loader does not form batches."""
+    """A list of samples, or one sample if the loader does not form batches."""
     order: str
     samples: tuple[str, ...]
     repeats: tuple[bool, ...]
 
 
 class TracedDataset(Dataset[object]):
-    """Wraps the dataset of a loader, to compute the digest of each sample for a determinism check.
-
-    Args:
-        dataset: the user's dataset, or a wrapper of it that seeds the workers' generators.
-        collate: the loader's `collate_fn`, whose generators count as generators of the dataset.
-        plain_index: returns the user's index or indices from an item of the sampler.
-    """
+    """Wraps the dataset of a loader, to compute the digest of each sample."""
 
     def __init__(self, dataset: Dataset[object], collate: object, plain_index: Callable[[object], object]) -> None:
         self._dataset = dataset
@@ -103,34 +95,19 @@ class TracedDataset(Dataset[object]):
 
 
 class TracedCollate:
-    """Wraps the `collate_fn` of a loader, to compute the digest of each batch for a determinism check.
-
-    Args:
-        collate: the loader's `collate_fn`.
-    """
+    """Wraps the `collate_fn` of a loader, to compute the digest of each batch."""
 
     def __init__(self, collate: Callable[[Any], object]) -> None:
         self._collate = collate
 
     def __call__(self, fetched: Fetched) -> tuple[object, BatchTrace]:
-        """Return the batch and its trace.
-
-        Args:
-            fetched: the answer of `TracedDataset`.
-
-        Returns:
-            The collated batch, and the digests of its samples and of itself.
-        """
         batch = self._collate(fetched.content)
         trace = BatchTrace(fetched.order, fetched.samples, fetched.repeats, digest_of(batch), tuple(calls.drain()))
         return batch, trace
 
 
 def untraced(item: object) -> tuple[object, BatchTrace | None]:
-    """Split an item of a loader into the batch and its trace (the digests of the batch and of its samples).
-
-    The trace is None if the loader has no `TracedCollate`.
-    """
+    """Split an item of a loader into the batch and its trace; None without a `TracedCollate`."""
     if isinstance(item, (tuple, list)):
         parts = cast("Sequence[object]", item)
         if len(parts) == 2 and isinstance(parts[1], BatchTrace):

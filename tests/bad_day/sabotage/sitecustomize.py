@@ -39,7 +39,7 @@ def without_evidence() -> None:
             return careful(node, timeouts=timeouts, **known)
         return evidence.NodeVerdict(
             node_id=node.node_id,
-            standing=evidence.NodeDisposition.GONE,
+            disposition=evidence.NodeDisposition.GONE,
             evidence=AgentSilent(node_id=node.node_id, seconds=0.0),
         )
 
