@@ -3,16 +3,10 @@
     EventBridge   source `everstep`, detail type = the event's type, resources = the job's name, detail as below
     SNS           message = the detail as JSON; attributes `type`, `training_job_name`, `project`
                   FIFO topic: the message group is `project/name` of the job, and the event's id is the deduplication id
+    detail        the fields of an event in ListEvents
 
-    detail        {"EventId", "Time", "Type", "Message", "Project", "FleetName", "TrainingJobName", "NodeId", "Detail"},
-                  as in ListEvents
-
-Invariant: the entries of one call belong to different jobs, and their number is at most `ENTRIES_AT_ONCE`. If the
-receiver rejects some entries of a call, the order of each job's events therefore stays correct. The sink then returns
-the receiver's reason.
-
-Source: API references of EventBridge (PutEvents: 10 entries, 256 KB in total) and SNS (PublishBatch: 10 entries, 256 KB
-in total).
+Invariant: the entries of one call belong to different jobs, so a rejected entry keeps the order of each job's events.
+Source: API references of EventBridge (PutEvents: 10 entries, 256 KB in total) and SNS (PublishBatch: the same).
 """
 
 from __future__ import annotations
@@ -30,7 +24,7 @@ from control_plane.cloud.errors import CloudError, CloudUnavailable
 
 ENTRIES_AT_ONCE: Final = 10
 MAX_ENTRY_BYTES: Final = 24_000
-"""Maximum size of one event in bytes. Ten events of this size fit into one call of EventBridge or SNS."""
+"""Ten events of this size fit into one call of EventBridge or SNS."""
 ARN: Final = re.compile(
     r"arn:aws[a-z-]*:(?P<service>events|sns):(?P<region>[a-z0-9-]+):\d{12}:"
     r"(event-bus/[A-Za-z0-9._/-]{1,256}|[A-Za-z0-9_-]{1,256}(\.fifo)?)"
@@ -47,30 +41,21 @@ class SinkEntry:
     job_name: str
     project: str
     detail: str
-    """The fields of the event as JSON, at most `MAX_ENTRY_BYTES` bytes."""
+    """JSON of at most `MAX_ENTRY_BYTES` bytes."""
 
 
 class EventSink(Protocol):
     """Sends events to a receiver outside Everstep, such as an SNS topic. Synchronous. Raises only `CloudError`."""
 
     def put(self, entries: Sequence[SinkEntry]) -> CloudError | None:
-        """Send entries of different jobs.
+        """Send at most `ENTRIES_AT_ONCE` entries of different jobs. Return why the service refused an entry, or None.
 
-        Args:
-            entries: at most `ENTRIES_AT_ONCE`, all of different jobs.
-
-        Returns:
-            The reason why the service refused an entry, or None if it accepted all entries. The caller may send all
-            entries again: receivers recognize duplicates by their ids.
-
-        Raises:
-            CloudError: the call failed. Usually the service has accepted no entry.
+        The caller may send all entries again, because receivers recognize duplicates by their ids. Raises CloudError if
+        the call failed; usually the service has then accepted no entry.
         """
 
 
 class _ServiceSink(ABC):
-    """Sends events by an AWS operation that accepts or refuses each entry separately. Implements `EventSink`."""
-
     SERVICE: ClassVar[str]
     OPERATION: ClassVar[str]
 
@@ -79,14 +64,13 @@ class _ServiceSink(ABC):
         self._arn = arn
 
     def put(self, entries: Sequence[SinkEntry]) -> CloudError | None:
-        """Send events of different jobs to the bus or topic (see `EventSink.put`)."""
         with translated():
             refused = self._send(entries)
         return None if refused is None else CloudUnavailable(f"{self.OPERATION}: {refused.message}", code=refused.code)
 
     @abstractmethod
     def _send(self, entries: Sequence[SinkEntry]) -> _Refused | None:
-        """Call the AWS operation for all entries, and return the error of the first rejected entry."""
+        """Call the AWS operation, and return the error of the first rejected entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,30 +138,16 @@ class TopicSink(_ServiceSink):
 
 
 def sink_of(connection: Connection, arn: str) -> EventSink:
-    """Return a new sink for an ARN.
-
-    Args:
-        connection: credentials and endpoint of the cloud; shared with other clients.
-        arn: an ARN that matches `ARN`.
-
-    Returns:
-        A sink for the bus or topic.
-    """
+    """Return a new sink for an ARN that matches `ARN`."""
     match = ARN.fullmatch(arn)
     assert match is not None
     return EventBusSink(connection, arn) if match["service"] == "events" else TopicSink(connection, arn)
 
 
 def detail_of(fields: dict[str, Any]) -> str:
-    """Return an event's detail as JSON.
+    """Return an event's detail as at most `MAX_ENTRY_BYTES` of JSON, without fields that are None.
 
     If the JSON is too long, the function empties the field `Detail` and truncates the message.
-
-    Args:
-        fields: the fields that the module's docstring lists. The JSON omits fields with the value None.
-
-    Returns:
-        At most `MAX_ENTRY_BYTES` bytes of JSON.
     """
     kept = {name: value for name, value in fields.items() if value is not None}
     text = json.dumps(kept, default=str)

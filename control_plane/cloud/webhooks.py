@@ -1,10 +1,7 @@
 """Sends events to webhooks: HTTPS receivers outside AWS.
 
-Each attempt resolves the receiver's name once, checks all addresses, and connects to a checked address. A receiver
-whose name changes its address between check and connection (DNS rebinding) therefore cannot redirect the sender
-(`WebhookSink`) to another machine. The sender follows no HTTP redirect.
-
-Invariant: the sender connects only to addresses that `core.webhooks` allows. TLS verifies the receiver's name.
+Each attempt resolves the receiver's name once, checks all addresses against `core.webhooks`, and connects to a checked
+address, so DNS rebinding cannot redirect it. The sender follows no HTTP redirect. TLS verifies the receiver's name.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from control_plane.cloud.sinks import SinkEntry
 from control_plane.core.webhooks import Allowed, WebhookRefused, WebhookTarget, check_addresses, signed_headers
 
 TIMEOUT_SECONDS: Final = 10.0
-"""Time limit for each step of a call: connection, TLS handshake, and each part of the response."""
+"""Limit for each step: connection, TLS handshake, and each part of the response."""
 
 _USER_AGENT: Final = f"everstep/{version('everstep')}"
 
@@ -40,10 +37,8 @@ class WebhookSink:
     """Sends events to the receiver of one webhook. Implements `EventSink`.
 
     Args:
-        target: the receiver, which `core.webhooks.target_of` has checked against the allowed hosts.
         receivers: the allowed hosts and networks. The sender connects to a private address only in these networks.
         keys: HMAC keys of at least 24 bytes. Each message has one signature per key.
-        now: returns the current time in UTC, which each attempt sends as its timestamp.
         resolve: returns all IP addresses of a host name and port. It may block, and may raise OSError.
         context: TLS settings. None: the system's certificate authorities.
     """
@@ -66,7 +61,6 @@ class WebhookSink:
         self._context = context or ssl.create_default_context()
 
     def put(self, entries: Sequence[SinkEntry]) -> CloudError | None:
-        """Send events to the webhook's receiver, one HTTP request each (see `EventSink`)."""
         for entry in entries:
             body = entry.detail.encode()
             headers = signed_headers(self._keys, f"event-{entry.event_id}", int(self._now().timestamp()), body)
@@ -91,10 +85,7 @@ class WebhookSink:
 
 
 class _Pinned(http.client.HTTPConnection):
-    """Connection to one IP address of a webhook's receiver, which `WebhookSink` (the sender) has checked.
-
-    The connection does not resolve the receiver's name again.
-    """
+    """Connection to one checked IP address of a receiver. It does not resolve the name again."""
 
     def __init__(self, target: WebhookTarget, address: str, context: ssl.SSLContext) -> None:
         super().__init__(target.host, target.port, timeout=TIMEOUT_SECONDS)
@@ -103,7 +94,7 @@ class _Pinned(http.client.HTTPConnection):
         self._context = context if target.is_secure else None
 
     def connect(self) -> None:
-        """Connect to the receiver's IP address, which `WebhookSink` has checked. `request` calls this method."""
+        """Connect to the checked address."""
         self.sock = create_connection((self._address, self.port), TIMEOUT_SECONDS)
         if self._context is not None:
             self.sock = self._context.wrap_socket(self.sock, server_hostname=self.host)
