@@ -66,8 +66,9 @@ class TokenBucket:
         self._filled_at = monotonic()
 
     def take(self, longest_seconds: float = LONGEST_WAIT_SECONDS) -> float | None:
-        """Reserve one call, and return the seconds that the caller must wait before it. None, and no reservation, if
-        the wait would exceed `longest_seconds`.
+        """Reserve one call, and return the seconds that the caller must wait before it.
+
+        None, and no reservation, if the wait would exceed `longest_seconds`.
         """
         with self._lock:
             now = self._monotonic()

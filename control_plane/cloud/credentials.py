@@ -23,8 +23,9 @@ SEARCH_SECONDS: Final = 5.0
 
 
 class LateCredentials(Credentials):  # type: ignore[misc]  # botocore has no types
-    """Credentials that may not exist when the process starts. Thread-safe. Each use searches for them, at most every
-    `pause` seconds. `search` returns None if no source has any.
+    """Credentials that may not exist when the process starts. Thread-safe.
+
+    Each use searches for them, at most every `pause` seconds. `search` returns None if no source has any.
     """
 
     def __init__(
@@ -43,8 +44,9 @@ class LateCredentials(Credentials):  # type: ignore[misc]  # botocore has no typ
         self.method = "everstep-late"
 
     def get_frozen_credentials(self) -> Any:
-        """Return access key id, secret key and session token. Raises NoCredentialsError if no source has credentials
-        yet.
+        """Return access key id, secret key and session token.
+
+        Raises NoCredentialsError if no source has credentials yet.
         """
         with self._lock:
             if self._found is None and self._monotonic() - self._searched_at >= self._pause:

@@ -19,7 +19,7 @@
     └── EndpointRefused      local mode with an endpoint that is not on this machine
 
 `retryable` states whether a caller may retry the call, `obstacle` why a read came to no result. A caller concludes
-nothing from any of these errors, except from `NotFound` if the store proves that it answers (`objects.require_missing`).
+nothing from these errors, except from `NotFound` if the store proves that it answers (`objects.require_missing`).
 """
 
 from __future__ import annotations

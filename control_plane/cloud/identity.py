@@ -39,8 +39,9 @@ class Attestation:
 
 
 class OwnAccount:
-    """The control plane's own AWS account. Concurrent calls send one request. A failed request is repeated by the next
-    call.
+    """The control plane's own AWS account. Concurrent calls send one request.
+
+    A failed request is repeated by the next call.
     """
 
     def __init__(self, ask: Callable[[], str]) -> None:
@@ -56,8 +57,9 @@ class OwnAccount:
 
 
 class RegionalSts:
-    """STS of one region. Thread-safe. `endpoint_url` replaces STS's URL in tests; the `host` header still names the
-    region's own host.
+    """STS of one region. Thread-safe.
+
+    `endpoint_url` replaces STS's URL in tests; the `host` header still names the region's own host.
     """
 
     def __init__(self, region: str, *, endpoint_url: str | None = None) -> None:
@@ -104,7 +106,10 @@ class RegionalSts:
 
 
 def principal_in(body: bytes) -> Principal:
-    """Return the principal in the body of an answer with status 200. Raises CloudUnavailable if it is not STS's answer."""
+    """Return the principal in the body of an answer with status 200.
+
+    Raises CloudUnavailable if it is not STS's answer.
+    """
     wrong = CloudUnavailable("what STS answered is not an answer to GetCallerIdentity")
     # Reject document types (`<!DOCTYPE`), because they can define entities that expand to a huge text.
     if len(body) > MAX_ANSWER_BYTES or b"<!" in body:

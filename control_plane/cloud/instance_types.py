@@ -42,8 +42,9 @@ class InstanceTypes:
         return self._shapes
 
     def encrypting(self, types: Collection[str]) -> frozenset[str]:
-        """Return those types that encrypt traffic between instances. Raises nothing, because an error of EC2 must not
-        hide a group's state.
+        """Return those types that encrypt traffic between instances.
+
+        Raises nothing, because an error of EC2 must not hide a group's state.
         """
         known = self._shapes
         try:

@@ -126,8 +126,7 @@ class SqsQueue:
 
 
 def parse(body: str) -> CloudEvent | None:
-    """Return the event in EventBridge's message, or None for an unrelated kind of event, which a broad rule can
-    deliver.
+    """Return the event in a message of EventBridge, or None for an unrelated kind, which a broad rule can deliver.
 
     Pure. Raises MalformedEvent if the message lacks fields that AWS documents.
     """

@@ -83,8 +83,7 @@ class ServiceStore(Protocol):
         """Write a small object. Use `put_file` for large objects."""
 
     def put_if_unchanged(self, reference: ObjectReference, body: bytes, *, etag: str = "") -> ObjectInfo:
-        """Write a small object in one step with S3's comparison of `etag`; empty means that no object may exist under
-        the key.
+        """Write a small object if the stored one still has `etag`; empty means that none may exist. One atomic step.
 
         Raises ObjectChanged if another object exists. After a lost response, the caller itself may have written that
         object.
@@ -94,8 +93,9 @@ class ServiceStore(Protocol):
         """Write an object from a seekable file, from the file's current position to its end."""
 
     def get(self, reference: ObjectReference, *, limit_bytes: int = SMALL_BYTES) -> bytes:
-        """Return a whole object. Raises ObjectTooLarge beyond `limit_bytes`, because users can replace objects in their
-        buckets.
+        """Return a whole object.
+
+        Raises ObjectTooLarge beyond `limit_bytes`, because users can replace objects in their buckets.
         """
 
     def stream(self, reference: ObjectReference, *, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
@@ -109,17 +109,17 @@ class ServiceStore(Protocol):
         """Return an object's metadata, without its content."""
 
     def list(self, prefix: ObjectReference, *, after: str = "") -> Iterator[ObjectInfo]:
-        """Yield the objects whose keys start with a prefix and come after `after`, lazily, in key order. An empty
-        prefix selects the whole bucket.
+        """Yield the objects whose keys start with a prefix and come after `after`, lazily, in key order.
+
+        An empty prefix selects the whole bucket.
         """
 
     def sign_upload(
         self, reference: ObjectReference, *, sha256: str, size_bytes: int, seconds: int
     ) -> SignedUpload | None:
-        """Return a presigned URL for the upload of one body, or None if clients cannot reach the store. Makes no
-        request.
+        """Return a presigned URL for the upload of one body, or None if clients cannot reach the store.
 
-        `sha256` is hexadecimal. `seconds` limits the URL's validity.
+        Makes no request. `sha256` is hexadecimal. `seconds` limits the URL's validity.
         """
 
     def delete(self, bucket: str, keys: Sequence[str]) -> None:

@@ -46,8 +46,9 @@ class Ec2State(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether EC2 lists the instance as ended or ending, which is enough evidence to exclude its node. False for
-        ABSENT.
+        """Whether EC2 lists the instance as ended or ending, which is enough evidence to exclude its node.
+
+        False for ABSENT.
         """
         return self not in (Ec2State.PENDING, Ec2State.RUNNING, Ec2State.ABSENT)
 
@@ -281,15 +282,15 @@ class CloudOperator(Protocol):
         """
 
     def reboot_member(self, group: str, instance_id: NodeId) -> None:
-        """Reboot one instance, which loses its memory. Not idempotent. Raises `NotFound` if it is no member or
-        terminates.
+        """Reboot one instance, which loses its memory. Not idempotent.
+
+        Raises `NotFound` if it is no member or terminates.
         """
 
     def strike_member(self, group: str, instance_id: NodeId) -> None:
-        """Terminate one instance through EC2 without a lifecycle hook, to simulate a failure. Only drills use this
-        method.
+        """Terminate one instance through EC2 without a lifecycle hook, to simulate a failure.
 
-        Idempotent. Raises `NotFound` if the instance is no member or terminates.
+        Only drills use this method. Idempotent. Raises `NotFound` if the instance is no member or terminates.
         """
 
     def set_work_tags(self, instance_ids: Collection[NodeId], tags: Mapping[str, str]) -> None:
@@ -302,21 +303,28 @@ class CloudOperator(Protocol):
         """Release an instance that a terminating hook holds. No effect if the hook no longer holds it."""
 
     def hold_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
-        """Extend a terminating hook's hold of an instance by the hook's timeout. No effect if the hook no longer holds
-        it.
+        """Extend a terminating hook's hold of an instance by the hook's timeout.
+
+        No effect if the hook no longer holds it.
         """
 
     def statuses(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceStatus]:
         """Return only instances with a scheduled event or a failed status check. Unknown ids cause no error."""
 
     def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
-        """Return the nodes of AWS's network above each instance, the nearest one last. Omits instances without nodes."""
+        """Return the nodes of AWS's network above each instance, the nearest one last.
+
+        Omits instances without nodes.
+        """
 
     def console_output(self, instance_id: NodeId) -> bytes:
         """Return the newest console output of an instance, at most 64 KiB; empty if EC2 has none yet."""
 
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
-        """Return failed launches since the last successful one, newest first. Failures of a long series may be missing."""
+        """Return failed launches since the last successful one, newest first.
+
+        Failures of a long series may be missing.
+        """
 
     def protect_new_instances(self, name: str) -> None:
         """Make the Auto Scaling group protect every new instance from scale-in."""

@@ -14,8 +14,9 @@ from control_plane.cloud.errors import InvalidRequest, NotFound
 
 
 class ManagedSecrets:
-    """Implements `control_plane.secrets.Secrets`. Thread-safe. `prefix` begins the secrets' names, for example
-    `everstep/`.
+    """Implements `control_plane.secrets.Secrets`. Thread-safe.
+
+    `prefix` begins the secrets' names, for example `everstep/`.
     """
 
     def __init__(self, connection: Connection, prefix: str) -> None:

@@ -65,7 +65,10 @@ _PLAIN_NAMES = {
 
 
 def service_model(document: Json) -> Json:
-    """Return service-2.json of an OpenAPI document, sorted by names. Raises ContractError if it cannot express a part."""
+    """Return service-2.json of an OpenAPI document, sorted by names.
+
+    Raises ContractError if it cannot express a part.
+    """
     shapes = _Shapes(document["components"]["schemas"])
     described = {
         operation["operationId"]: _operation(shapes, path, method, operation)

@@ -1,4 +1,7 @@
-"""Generator of `everstep/service.pyi`, the client's types for editors and type checkers, from the service model. Pure."""
+"""Generator of `everstep/service.pyi`, the client's types for editors and type checkers, from the service model.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ _TYPES = {"string": "str", "integer": "int", "long": "int", "double": "float", "
 
 
 def stubs(model: Json, pages: Json, waits: Json) -> str:
-    """Return the text of `everstep/service.pyi`, from botocore's service-2.json, paginators-1.json and waiters-2.json."""
+    """Return the text of `everstep/service.pyi`, from botocore's service, paginators and waiters files."""
     return "\n".join(
         [
             _HEAD,

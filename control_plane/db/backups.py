@@ -80,8 +80,9 @@ class RunChanges:
 
 
 def back_up(database: Database, file: Path) -> None:
-    """Write one consistent state of the database to a new file, which only its owner can read. Servers may run
-    meanwhile.
+    """Write one consistent state of the database to a new file, which only its owner can read.
+
+    Servers may run meanwhile.
 
     Raises:
         DatabaseInUse: the file exists.
@@ -248,7 +249,10 @@ def _raise_numbers(session: Session, first: ids.Generation, in_s3: Mapping[str, 
 
 
 def _apply(session: Session, run_id: str, run: RunChanges, now: datetime) -> None:
-    """Add generations and checkpoints that S3 has and the backup lacks. Mark checkpoints without manifest as deleted."""
+    """Add generations and checkpoints that S3 has and the backup lacks.
+
+    Mark checkpoints without manifest as deleted.
+    """
     changes = run.changes
     seen_at: dict[ids.Generation, datetime] = {}
     for (generation, _), manifest in run.manifests.items():

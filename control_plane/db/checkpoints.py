@@ -68,8 +68,9 @@ class SavedCheckpoint:
 
 
 def record(session: Session, lease: Lease, checkpoint: SavedCheckpoint) -> bool:
-    """Store a checkpoint. Idempotent. Return False, and change nothing, if the checkpoint was completed before. Raises
-    StaleLease.
+    """Store a checkpoint. Idempotent. Return False, and change nothing, if the checkpoint was completed before.
+
+    Raises StaleLease.
     """
     leases.guard(session, lease)
     row = session.get(CheckpointRow, (lease.key, checkpoint.generation, checkpoint.step))
@@ -207,7 +208,10 @@ def runs_to_look_after(session: Session, now: datetime) -> tuple[str, ...]:
 
 
 def ask_to_verify(session: Session, run_id: str, checkpoint: SavedCheckpoint, now: datetime) -> SavedCheckpoint:
-    """Record a user's request to verify a checkpoint, and return the row. An open request remains and becomes due now."""
+    """Record a user's request to verify a checkpoint, and return the row.
+
+    An open request remains and becomes due now.
+    """
     return _set(
         session, run_id, checkpoint, verify_requested_at=checkpoint.verify_requested_at or now, verify_after=None
     )

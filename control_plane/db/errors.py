@@ -35,8 +35,9 @@ class AlreadyExists(DatabaseError):
 
 
 class AmbiguousName(DatabaseError):
-    """Jobs of several projects have this name. Only a search over all projects raises this error, so it reveals no
-    project.
+    """Jobs of several projects have this name.
+
+    Only a search over all projects raises this error, so it reveals no project.
     """
 
     def __init__(self, name: str, run_ids: Mapping[str, str]) -> None:

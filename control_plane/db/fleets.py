@@ -51,8 +51,9 @@ class NewFleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetRecord(NewFleet):
-    """A row of the table of fleets. Users and the fleet loop may have changed the inherited columns since the
-    registration.
+    """A row of the table of fleets.
+
+    Users and the fleet loop may have changed the inherited columns since the registration.
     """
 
     delete_requested_at: datetime | None

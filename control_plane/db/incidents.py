@@ -94,7 +94,10 @@ def open_incident(session: Session, lease: Lease, incident_id: str, incident: Ne
 
 
 def change(session: Session, lease: Lease, incident_id: str, **changes: object) -> None:
-    """Update an incident during its recovery. Raises StaleLease, and NotFound if the job has no incident with this id."""
+    """Update an incident during its recovery.
+
+    Raises StaleLease, and NotFound if the job has no incident with this id.
+    """
     leases.guard(session, lease)
     found = session.execute(
         update(IncidentRow).where(IncidentRow.id == incident_id, IncidentRow.run_id == lease.key).values(**changes)

@@ -114,8 +114,9 @@ def _column(column: InstrumentedAttribute[str], *, is_indexed: bool) -> ColumnEl
 
 
 def _of_status(status: TrainingJobStatus, state: ColumnElement[str]) -> list[ColumnElement[bool]]:
-    """Return the conditions of a status. A job with a requested stop is Stopping until its end
-    (`states.training_job_status`).
+    """Return the conditions of a status.
+
+    A job with a requested stop is Stopping until its end (`states.training_job_status`).
     """
     is_stopping = or_(JobRow.stop_requested_at.is_not(None), JobRow.state == JobState.STOPPING)
     if status is TrainingJobStatus.STOPPING:

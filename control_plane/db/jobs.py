@@ -255,7 +255,10 @@ _BY_RUN: Final = (_JOB.run_id == bindparam("text"),)
 
 
 class ByNameOrRun:
-    """Finds one job by its name or its run id. Instances are constants, because building their statements takes time."""
+    """Finds one job by its name or its run id.
+
+    Instances are constants, because building their statements takes time.
+    """
 
     def __init__(self, build: Callable[[Collection[ColumnElement[bool]]], Select[*tuple[Any, ...]]]) -> None:
         """Build the four variants of a SELECT: by name or run id, with or without a project.
@@ -579,7 +582,10 @@ def transition(
 
 
 def note_first_step(session: Session, lease: Lease, stepped_at: datetime) -> None:
-    """Record when the newest generation finished its first new step, by the clock of a rank's node. Raises StaleLease."""
+    """Record when the newest generation finished its first new step, by the clock of a rank's node.
+
+    Raises StaleLease.
+    """
     leases.guard(session, lease)
     story = [
         msgspec.convert(entry, JobTransition)
@@ -643,7 +649,10 @@ def mark_generation_started(session: Session, lease: Lease, number: int, now: da
 
 
 def generation(session: Session, run_id: str, number: int) -> SavedGeneration:
-    """Return one generation with its plan. Raises NotFound if it does not exist, or if retention has removed its plan."""
+    """Return one generation with its plan.
+
+    Raises NotFound if it does not exist, or if retention has removed its plan.
+    """
     row = session.get(GenerationRow, (run_id, number))
     if row is None or not row.plan:
         raise NotFound("plan of the generation", f"{run_id}/{number}")

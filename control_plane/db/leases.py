@@ -84,9 +84,7 @@ class Leaser:
         return self._take(session, kind, key, owner, counter)
 
     def sees_another(self, kind: LeaseKind, key: str) -> bool:
-        """Return whether another server holds this lease and still renews it, by this server's attempts to claim the
-        lease.
-        """
+        """Return whether another server holds and renews this lease, as this server's attempts to claim it show."""
         moved_at = self._moved_at.get((kind, key))
         return moved_at is not None and self._monotonic() - moved_at < self._ttl_seconds
 

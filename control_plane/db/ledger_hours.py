@@ -52,7 +52,10 @@ def spans_of(session: Session, run_id: str, *, after: int, limit: int) -> list[t
 
 
 def record_fleet(session: Session, lease: Lease, hours: Iterable[Ledger]) -> None:
-    """Store the ledger of a fleet's idle nodes at full hours, from `core.ledger_hours.full_hours`. Raises StaleLease."""
+    """Store the ledger of a fleet's idle nodes at full hours, from `core.ledger_hours.full_hours`.
+
+    Raises StaleLease.
+    """
     leases.guard(session, lease)
     session.add_all(
         FleetHourRow(fleet_name=lease.key, hour=ledger.at // HOUR, idle_microseconds=dict(ledger.spent))

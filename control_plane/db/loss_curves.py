@@ -32,8 +32,7 @@ class LossCurve:
 
 
 def read(session: Session, run_ids: Sequence[str], project: str | None, limit: int) -> tuple[LossCurve, ...]:
-    """Return at most `limit` (at least 2) points per run, in the order of `run_ids`, at equal distances up to the
-    newest.
+    """Return at most `limit` (at least 2) points per run, at equal distances up to the newest, as `run_ids` orders.
 
     Runs that do not exist, that belong to another project or that log no loss are left out.
     """

@@ -75,11 +75,11 @@ def store(
     measured: Mapping[NodeId, Mapping[str, float]] = NOBODY,
     logged: Mapping[int, Mapping[str, float]] = NOTHING_LOGGED,
 ) -> None:
-    """Store a batch of metrics of an agent, unless the run was deleted. Idempotent: stored numbers of the agent are
-    skipped.
+    """Store a batch of metrics of an agent, unless the run was deleted.
 
-    `measured` (by node) and `logged` (by rank) are the newest values in the generation of the batch's newest point.
-    Names that rank 0 did not send are ignored, so that other nodes cannot exhaust the run's limit of names.
+    Idempotent: stored numbers of the agent are skipped. `measured` (by node) and `logged` (by rank) are the newest
+    values in the generation of the batch's newest point. Names that rank 0 did not send are ignored, so that other
+    nodes cannot exhaust the run's limit of names.
     """
     if session.get(JobRow, batch.run) is None:
         return
@@ -389,8 +389,7 @@ def read(
 def chunk_query(
     run_id: str, name: str | None, *, has_breakdowns: bool
 ) -> Select[str, int, bytes, tuple[str, ...], bytes | None]:
-    """Return a query for name, steps per point, packed points, ids of the extreme nodes, and encoded breakdowns of
-    chunks.
+    """Return a query for name, steps per point, packed points, ids of the extreme nodes, and breakdowns.
 
     `name` None means all metrics. With `has_breakdowns`, only chunks with values by node or rank; otherwise the last
     column is null.

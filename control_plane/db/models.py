@@ -54,8 +54,9 @@ NAME_LENGTH = 64
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A column type for datetimes in UTC. SQLite stores no zone, so this type removes it on write and restores it on
-    read.
+    """A column type for datetimes in UTC.
+
+    SQLite stores no zone, so this type removes it on write and restores it on read.
     """
 
     impl = DateTime(timezone=True)
@@ -78,8 +79,9 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class PlainText(TypeDecorator[str]):
-    """A column type for text of any length. PostgreSQL cannot store NUL characters, so this type replaces them
-    everywhere.
+    """A column type for text of any length.
+
+    PostgreSQL cannot store NUL characters, so this type replaces them everywhere.
     """
 
     impl = Text
@@ -697,7 +699,10 @@ class MetricChunkRow(Base):
 
 
 class EventRow(Base):
-    """An event, which never changes. No id is used twice, even after retention, because clients continue after an id."""
+    """An event, which never changes.
+
+    No id is used twice, even after retention, because clients continue after an id.
+    """
 
     __tablename__ = "event"
     __table_args__ = (Index("ix_event_project_id", "project", "id"), {"sqlite_autoincrement": True})

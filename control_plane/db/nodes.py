@@ -196,8 +196,9 @@ def has_joined(session: Session, node_id: str) -> bool:
 
 
 def mark_joined(session: Session, node_id: str, now: datetime) -> bool:
-    """Record that the agent of a stored node has received its session token. Return False if an agent had already
-    joined.
+    """Record that the agent of a stored node has received its session token.
+
+    Return False if an agent had already joined.
     """
     query = update(NodeRow).where(NodeRow.id == node_id, NodeRow.joined_at.is_(None)).values(joined_at=now)
     return bool(changed_rows(session.execute(query)))

@@ -90,7 +90,10 @@ def replace_polled(
 
 
 def hold(session: Session, node_id: str, ends_at: datetime) -> bool:
-    """Store a new expiry time of a terminating instance's lifecycle hook. Return False without a notice of such a hook."""
+    """Store a new expiry time of a terminating instance's lifecycle hook.
+
+    Return False without a notice of such a hook.
+    """
     held = update(NoticeRow).where(NoticeRow.node_id == node_id, NoticeRow.source == NoticeSource.GROUP)
     return changed_rows(session.execute(held.values(ends_at=ends_at))) > 0
 

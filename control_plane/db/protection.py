@@ -79,10 +79,9 @@ class ShardTotals:
 
 
 def record(session: Session, lease: Lease, shards: Sequence[ShardRecord], now: datetime) -> int:
-    """Store shards of a job as reported. Return how many holders were added, removed, or changed their view; mostly
-    zero.
+    """Store shards of a job as reported.
 
-    Raises StaleLease.
+    Return how many holders were added, removed, or changed their view; mostly zero. Raises StaleLease.
     """
     leases.guard(session, lease)
     run_id, ranks = lease.key, [shard.rank for shard in shards]

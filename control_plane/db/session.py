@@ -100,8 +100,9 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """Yield the session of the only write transaction. It commits at the end of the block, and rolls back after an
-        exception.
+        """Yield the session of the only write transaction.
+
+        It commits at the end of the block, and rolls back after an exception.
         """
         try:
             with Session(self._writing, expire_on_commit=False) as session, session.begin():
@@ -157,11 +158,10 @@ def record_of(row: Base | Row[*tuple[Any, ...]], kind: type[R]) -> R:
 def columns_for(
     table: type[Base], kind: type[DataclassInstance], leave_out: tuple[str, ...] = ()
 ) -> tuple[ColumnElement[Any], ...]:
-    """Return the columns for the fields of a dataclass, in their order, for a SELECT. `leave_out` has fields without a
-    column.
+    """Return the columns for the fields of a dataclass, in their order, for a SELECT.
 
-    Reading columns takes half as long as reading objects of `models`. Such a SELECT does not write changed objects of
-    its session first, so code that changes objects must call `flush`.
+    `leave_out` has fields without a column. Reading columns takes half as long as reading objects of `models`. Such a
+    SELECT does not write changed objects of its session first, so code that changes objects must call `flush`.
     """
     return tuple(table.__table__.c[name] for name in _names(kind) if name not in leave_out)
 

@@ -57,7 +57,7 @@ def add(session: Session, source: SourceRecord) -> SourceRecord:
 
 
 def used_bytes(session: Session, project: str, now: datetime, *, besides: str) -> int:
-    """Return the bytes of a project's archives and unexpired uploads, each archive once, except the SHA-256 `besides`."""
+    """Return the bytes of a project's archives and unexpired uploads, each archive once, without `besides`."""
     stored = select(SourceRow.sha256, SourceRow.archive_bytes).where(
         SourceRow.project == project, SourceRow.sha256 != besides
     )

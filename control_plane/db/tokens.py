@@ -88,10 +88,10 @@ def new_secret() -> str:
 
 
 def mint(session: Session, new: NewToken, now: datetime, *, secret: str | None = None) -> tuple[str, TokenRecord]:
-    """Create a token, and return it with its record. The caller must show the token now, because only its digest is
-    stored.
+    """Create a token, and return it with its record.
 
-    `secret` comes from `new_secret`, and the caller has stored it elsewhere before. None: the function generates it.
+    The caller must show the token now, because only its digest is stored. `secret` comes from `new_secret`, and the
+    caller has stored it elsewhere before. None: the function generates it.
     """
     token = secret or new_secret()
     row = TokenRow(**values_of(new), id="tok-" + secrets.token_hex(8), digest=_digest(token), created_at=now)
