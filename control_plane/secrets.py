@@ -72,7 +72,7 @@ def server_secret(stored: Secrets) -> bytes:
 
 
 def server_id(stored: Secrets) -> str:
-    """Return the installation's public id: 32 hexadecimal digits that agents sign, so that proofs are valid only here."""
+    """Return the installation's public id, 32 hexadecimal digits, which agents sign: proofs are valid only here."""
     return stored.kept(SERVER_ID, lambda: secrets.token_hex(16))
 
 
