@@ -31,7 +31,7 @@ Path = tuple[str | int, ...]
 
 
 class JsonRoute(APIRoute):
-    """A route that parses its body with `read`, and reports its errors only after the dependencies accept the caller."""
+    """A route that parses its body with `read`, and reports errors only after the dependencies accept the caller."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return a handler that parses the body before FastAPI handles the request.
