@@ -34,13 +34,13 @@ PATIENCE_SECONDS = 150.0
 
 @dataclass(frozen=True)
 class Bench:
-    """What all measurements of a benchmark use."""
+    """The cluster, client and folder that all measurements of a benchmark use."""
 
     cluster: LocalCluster
     client: Any
-    """From `everstep.client()`."""
+    """Client from `everstep.client()`."""
     directory: Path
-    """For the jobs' output; emptied before the run."""
+    """Folder for the jobs' output; emptied before the run."""
     say: Callable[[str], None]
 
     def submit(

@@ -39,9 +39,9 @@ class Begun:
     at: float
     """Monotonic start in seconds."""
     home: Path = HOME
-    """For files of the run. Empty at its start."""
+    """Folder for files of the run. Empty at its start."""
     results: Path = HOME / "results.json"
-    """Until the end of the run, the previous run's."""
+    """Path of the results. Until the end of the run, the file is the previous run's."""
     document: Path = HOME / "page.md"
     """Markdown page."""
     arguments: argparse.Namespace = field(default_factory=argparse.Namespace)
@@ -58,7 +58,7 @@ class Begun:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self.at
 
     def write(self, page: Page, found: Mapping[str, object]) -> BenchmarkRun:

@@ -18,7 +18,7 @@ FLOOR_TOLERANCE_RATIO = 0.2
 BOOTSTRAP_ROUNDS = 1000
 CONFIDENCE = 0.95
 BUSY_LOAD_RATIO = 0.5
-"""Per core, above which a machine counts as busy."""
+"""Load per core above which a machine counts as busy."""
 LEAST_COMMITS_RATIO = 0.95
 """Commits ÷ steps at which every step counts as kept."""
 Sample = TypeVar("Sample")
@@ -35,13 +35,13 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of repeated timings, in seconds unless the field names another unit."""
+    """Summary of repeated timings, in seconds unless the field names another unit."""
 
     count: int
     minimum: float
     median: float
     p99: float
-    """By nearest rank; the largest of fewer than 100 timings."""
+    """Percentile by nearest rank; the largest of fewer than 100 timings."""
     maximum: float
 
     @classmethod

@@ -34,7 +34,7 @@ QUICK = "**This was a quick run with few samples. Its values count for nothing.*
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkRun:
-    """What all runs have in common. Subclasses add the measured values."""
+    """The results that all runs have in common. Subclasses add the measured values."""
 
     machine: Machine
     is_quick: bool
@@ -51,13 +51,13 @@ class Page:
     """One benchmark's page in `docs/`."""
 
     name: str
-    """Of the template, and part of the names of results and page."""
+    """Name of the template, and part of the names of results and page."""
     command: str
     """Such as `make bench-api`."""
     run: type[Any]
     """A subclass of `BenchmarkRun`."""
     values: Callable[[Any], Mapping[str, str | None]]
-    """By placeholder of the template."""
+    """Texts by placeholder of the template."""
     rows: Callable[[Any], Sequence[Row]] = lambda _: ()
     """Their verdicts determine the exit code."""
     draw: Callable[[Any], str | None] = lambda _: None

@@ -22,7 +22,7 @@ class Bar:
     parts: Sequence[tuple[float, str]]
     """Length, in the unit of the values, and colour, from left to right."""
     text: str
-    """To the right of the bar."""
+    """Text to the right of the bar."""
     interval: tuple[float, float] | None = None
 
     @property

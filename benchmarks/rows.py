@@ -22,11 +22,11 @@ class Row:
     what: str = ""
     value: float
     unit: str = ""
-    """Of value, interval and limit. With `%`, they are ratios, shown as signed percentages."""
+    """Unit of value, interval and limit. With `%`, they are ratios, shown as signed percentages."""
     n: int = 1
     low: float | None = None
     high: float | None = None
-    """Of the 95 % confidence interval, as `low`. None without one."""
+    """Upper bound of the 95 % confidence interval, as `low` the lower. None without one."""
     limit: float | None = None
     is_least: bool = False
     """Whether the limit is a minimum instead of a maximum."""

@@ -17,7 +17,7 @@ class Passed:
     at: float
     """Monotonic seconds."""
     snapshots: int = 0
-    """Since the start of the process, if recorded."""
+    """Snapshots since the start of the process, if recorded."""
 
 
 def read_trace(directory: Path, ranks: int) -> list[list[Passed]]:

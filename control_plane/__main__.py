@@ -46,7 +46,7 @@ EXIT_FAILED = 1
 WILDCARDS = ("0.0.0.0", "::")
 """Clients cannot use these listening addresses."""
 GRACE_SECONDS = 5
-"""For open requests after SIGTERM or SIGINT."""
+"""Seconds for open requests after SIGTERM or SIGINT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,13 +83,15 @@ from everstep.protocol.codec import MAX_MESSAGE_BYTES
 log = logging.getLogger(__name__)
 
 LOOP_THREADS = 32
-"""For calls to the database and AWS, which mostly wait. Downloads and uploads have their own (`api.caller_threads`)."""
+"""Threads for calls to the database and AWS, which mostly wait. Downloads and uploads have their own
+(`api.caller_threads`).
+"""
 KEEP_ALIVE_SECONDS = 75
-"""Of idle connections; longer than load balancers' usual 60 s, whose requests would otherwise meet a closing server
-(502).
+"""Limit of idle connections; longer than load balancers' usual 60 s, whose requests would otherwise meet a closing
+server (502).
 """
 STOP_SECONDS = 10.0
-"""For the current pass of the loops when the server stops."""
+"""Seconds for the current pass of the loops when the server stops."""
 
 
 class Loop(Protocol):

@@ -36,16 +36,16 @@ TINY_CHUNKS: Final = 256
 """Chunks in one read of a socket from which on their average size counts."""
 TINY_CHUNK_BYTES: Final = 64
 FED_BYTES: Final = 8 * 1024
-"""Of a websocket, parsed at once: at most 1,365 frames, in about 10 ms."""
+"""Part of a websocket that is parsed at once: at most 1,365 frames, in about 10 ms."""
 EXTRA_FRAMES: Final = 128
 """Pings, pongs and fragments of a websocket at once. An agent sends one ping per third of a lease, and answers."""
 EXTRA_FRAMES_PER_SECOND: Final = 8.0
 FIRST_MESSAGE_BYTES: Final = 64 * 1024
 CLOSE_SECONDS: Final = 2.0
-"""For the answer to the server's close. Until then, what the client has sent is kept."""
+"""Seconds for the answer to the server's close. Until then, what the client has sent is kept."""
 MAX_PER_TOKEN: Final = 512
 UNREAD_SECONDS: Final = 20.0
-"""In which a client must read `LEAST_READ_BYTES` of a complete response, or its rest."""
+"""Seconds in which a client must read `LEAST_READ_BYTES` of a complete response, or its rest."""
 LEAST_READ_BYTES: Final = 512 * 1024
 MAX_UNREAD_BYTES: Final = 64 * 1024 * 1024
 OPEN_FILES: Final = 65_536
@@ -92,7 +92,7 @@ class Gate:
         self._strangers: dict[GuardedHttp, str] = {}
         """Remote addresses, oldest first."""
         self._of_tokens: dict[str, dict[GuardedHttp, None]] = {}
-        """By token, oldest first."""
+        """Connections by token, oldest first."""
         self._unread: dict[GuardedHttp, asyncio.TimerHandle] = {}
         """Next look at each connection with an unread complete response, oldest first."""
 
@@ -318,7 +318,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         self.close_timeout = CLOSE_SECONDS
         self.conn.max_message_size = FIRST_MESSAGE_BYTES
         self._received = bytearray()
-        """Not parsed yet."""
+        """Bytes that are not parsed yet."""
         self._extra_frames = float(EXTRA_FRAMES)
         self._counted_at = self.loop.time()
 

@@ -34,13 +34,13 @@ class Settings:
     aws_s3_endpoint_url: str | None = None
     """None: S3 is at `aws_endpoint_url`."""
     aws_keys: LocalKeys | None = None
-    """Of the simulated AWS. None in AWS mode, where boto3 finds the instance's credentials."""
+    """Keys of the simulated AWS. None in AWS mode, where boto3 finds the instance's credentials."""
     secrets_prefix: str = ""
-    """In AWS Secrets Manager. Empty: the secrets are files in the state directory."""
+    """Prefix in AWS Secrets Manager. Empty: the secrets are files in the state directory."""
     server_secret: str = field(default="", repr=False)
     """64 hexadecimal digits. Empty: a file or Secrets Manager has it."""
     admin_token: str = field(default="", repr=False)
-    """Of the first administrator. Empty: the first start generates it."""
+    """Token of the first administrator. Empty: the first start generates it."""
     server_id: str = ""
     """32 hexadecimal digits. Empty: a file in the state directory has it."""
     database_url: str = ""
@@ -49,7 +49,7 @@ class Settings:
     port: int = 0
     """0: the kernel chooses one."""
     replica_url: str = ""
-    """Where other servers reach this one. Empty: the address that it listens on."""
+    """URL at which other servers reach this one. Empty: the address that it listens on."""
     events_queue_url: str = ""
     """SQS queue of AWS events from EventBridge. Empty: the server only polls AWS."""
     event_exports: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 EXPORT_SECONDS = 5.0
-"""Of one request to the collector. A server that stops waits for its last one."""
+"""Limit of one request to the collector. A server that stops waits for its last one."""
 
 
 class TracingUnavailable(Exception):

@@ -26,7 +26,7 @@ class Run(BenchmarkRun):
     """Measured values of one run. Parts that were not measured are empty."""
 
     bare_rates: Sequence[float] = ()
-    """Of a route that returns a constant, before, between and after the other measurements: the machine's speed."""
+    """Responses per second of a route that returns a constant, measured repeatedly: the machine's speed."""
     describe_rates: Sequence[float] = ()
     describe_new_rates: Sequence[float] = ()
     """Each request describes another job, so that the server can use no cached response."""
@@ -38,12 +38,12 @@ class Run(BenchmarkRun):
     heartbeat_bytes: int = 0
     agent_count: int = 0
     follow_seconds: Sequence[float] = ()
-    """From the job's print of a line until the client received it."""
+    """Seconds from the job's print of a line until the client received it."""
     command_seconds: dict[str, Sequence[float]] = field(default_factory=dict)
     quiet_seconds: Sequence[float] = ()
-    """Of a well-behaved caller alone, before each kind of hostile callers."""
+    """Response times of a well-behaved caller alone, before each kind of hostile callers."""
     hostile_seconds: dict[str, Sequence[float]] = field(default_factory=dict)
-    """Of the same caller beside hostile callers, by their kind."""
+    """Response times of the same caller beside hostile callers, by their kind."""
     hostile_bytes: dict[str, float] = field(default_factory=dict)
     """Growth of the server's memory to its peak, by kind."""
 

@@ -13,14 +13,14 @@ from benchmarks.rows import Row, limits, number, without_verdicts
 
 INTERACTIVE_SECONDS: Final = 1.5
 WEEK_SECONDS: Final = 2.0
-"""Until the page of a job with a week of history is complete."""
+"""Limit until the page of a job with a week of history is complete."""
 SHOWN_SECONDS: Final = 0.5
 FRAME_MS: Final = 1000 / 30
-"""Of the 95th percentile: 30 frames per second."""
+"""Limit of the 95th percentile: 30 frames per second."""
 METRICS_MB: Final = 5.0
 """Megabytes per hour of an open Metrics tab."""
 SHIFT: Final = 0.05
-"""Of the cumulative layout shift: half of web.dev's limit for good."""
+"""Limit of the cumulative layout shift: half of web.dev's limit for good."""
 FIRST_LOAD_KB: Final = 250.0
 METRICS_TAB: Final = "an open Metrics tab"
 """The only page in `Run.bytes_per_hour` with a limit."""
@@ -36,10 +36,10 @@ class Run(BenchmarkRun):
     lines: int
     interactive_seconds: Sequence[float]
     week_seconds: Sequence[float] = ()
-    """Of the page of a job with a week of history (`tests.dashboard.many`), by load. Empty for older runs."""
+    """Seconds until a job's page with a week of history (`tests.dashboard.many`), by load. Empty for older runs."""
     shown_seconds: Sequence[float]
     frames_ms: dict[str, Sequence[float]]
-    """By scrolled element."""
+    """Frame times by scrolled element."""
     bytes_per_hour: dict[str, tuple[float, float]]
     """Received by an open page, by page: measured, and if responses were complete and without compression."""
     shifts: dict[str, float]

@@ -33,7 +33,7 @@ OWN: Final = tuple(
 SETTLE_SECONDS: Final = 15
 """Simulated seconds until the page only polls."""
 AHEAD_MS: Final = 2_900
-"""Until a page fetches the code of other pages, which is not part of the first load."""
+"""Milliseconds until a page fetches the code of other pages, which is not part of the first load."""
 _OBSERVE_SHIFT: Final = """() => {
   window.layoutShift = 0
   new PerformanceObserver((list) => {
@@ -51,7 +51,7 @@ class Traffic:
 
     bytes_per_hour: float
     plain_bytes_per_hour: float
-    """If each response were complete and without compression."""
+    """Bytes per hour if each response were complete and without compression."""
 
 
 class Logger:
@@ -183,7 +183,7 @@ class Load:
     """First load of one page in a browser with an empty cache."""
 
     shift: float
-    """Without shifts that follow an input."""
+    """Cumulative layout shift, without shifts that follow an input."""
     first_load_bytes: int
     """Compressed document, scripts, styles and fonts."""
 

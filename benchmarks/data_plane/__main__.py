@@ -45,17 +45,17 @@ from everstep import __version__
 from infra.local_cloud.up import ClusterOptions
 
 SPAN_SECONDS_PER_GIB, SPAN_SECONDS = 1.0, 0.15
-"""Per GiB of state, and a constant part. A span replaces forward and backward. A long one suffices to copy a snapshot.
+"""Long span per GiB of state, and a constant part. It replaces forward and backward, and suffices to copy a snapshot.
 """
 TIGHT_SECONDS_PER_GIB, TIGHT_SECONDS = 0.15, 0.02
-"""Per GiB of state, and a constant part: about twice the time of copying the state once."""
+"""Short span per GiB of state, and a constant part: about twice the time of copying the state once."""
 LAUNCH_SECONDS = 150.0
 PARTS = ("systems", "tls")
-"""For `--only`: all systems, or the cost of TLS between nodes."""
+"""Choices of `--only`: all systems, or the cost of TLS between nodes."""
 LARGE_STATE_MIB = 512
 HELD_AGAINST = tuple(dict.fromkeys(goal.peer[0] for goal in GOALS if goal.peer is not None))
 LARGE_PEERS = (*HELD_AGAINST, "DLRover flash checkpoint")
-"""Also measured with a large state: those of `GOALS`, and DLRover, whose local restore is the fastest."""
+"""Systems that a large state measures as well: those of `GOALS`, and DLRover, whose local restore is the fastest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,9 +23,9 @@ class Arrival:
     """The durations of one restore."""
 
     fetch_seconds: float
-    """Until all bytes were verified in the memory of the rank's node."""
+    """Seconds until all bytes were verified in the memory of the rank's node."""
     model_seconds: float
-    """Until `restore` returned in the rank."""
+    """Seconds until `restore` returned in the rank."""
     verified: bool
 
 

@@ -30,7 +30,7 @@ LAUNCHES, CYCLES = 6, 24
 SKIPPED_STEPS, COUNTED_STEPS = 1, 4
 """Untimed steps of a block, in which the previous system may finish its work, and timed steps."""
 WARM_UP_STEPS = 120
-"""Before the first block. Covers Everstep's profile of the network and its longest trial of a sending rate
+"""Steps before the first block: Everstep's profile of the network and its longest trial of a sending rate
 (`worker.core.pacing_trial`).
 """
 GIB = 1024**3
@@ -49,7 +49,7 @@ class Launch:
     verified: Mapping[str, bool | None]
     """Whether the copies of all ranks' last step equal the state, by system. None without protection."""
     state_bytes: int
-    """Of all ranks together."""
+    """Bytes of all ranks together."""
 
     @classmethod
     def of(cls, ranks: Sequence[Json]) -> Launch:

@@ -21,9 +21,9 @@ GIB = 1024**3
 ROUNDS = 7
 """Transfers of one GiB of each kind, in turn."""
 KINDS = {"plain": "plain", "tls": "TLS"}
-"""With their names in the table."""
+"""Kinds of streams with their names in the table."""
 PIECE_BYTES = 256 * 1024
-"""As in `worker.replication.streams`."""
+"""Bytes per call of the sender, as in `worker.replication.streams`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Transfer:
     """A key of `KINDS`."""
     seconds: float
     processor_seconds: float
-    """Of both processes together."""
+    """CPU seconds of both processes together."""
 
 
 def measure(rounds: int = ROUNDS, size: int = GIB) -> list[Transfer]:

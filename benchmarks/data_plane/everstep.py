@@ -44,9 +44,9 @@ class Restored:
     rank: int
     source: str
     agent_seconds: float
-    """Until a slot on the agent's node contained the verified state."""
+    """Seconds until a slot on the agent's node contained the verified state."""
     rank_seconds: float
-    """From the call of `restore` until the model contained the state."""
+    """Seconds from the call of `restore` until the model contained the state."""
     verified: bool
 
 
@@ -58,7 +58,7 @@ class EverstepLaunch:
     """JSON output of the first launch."""
     restored: list[Restored]
     arrived: list[Arrival]
-    """After the job (`arrivals`)."""
+    """Restores after the job (`arrivals`)."""
     memory_ratio: float
     """Host memory that the job added on all nodes ÷ bytes of the ranks' state."""
     agent_bytes: float

@@ -15,9 +15,9 @@ from benchmarks.picture import OWN_COLOUR, PEER_COLOUR, Bar, Panel, panels
 from benchmarks.rows import limits, number, table, without_verdicts
 
 Seconds = Mapping[str, Sequence[float]]
-"""Of each of the two processes, by operation."""
+"""Seconds of each of the two processes, by operation."""
 Floors = dict[int, dict[str, LaunchFloor]]
-"""By state size in MiB, of Everstep's launches."""
+"""Floors by state size in MiB, of Everstep's launches."""
 PICTURE = "Milliseconds per GiB by system, with floors"
 PANELS = (
     ("training blocked per snapshot", "blocked", ("memcpy",)),

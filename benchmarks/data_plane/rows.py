@@ -81,7 +81,7 @@ class LaunchFloor:
     """Milliseconds per GiB of one floor, before and after every launch of a system."""
 
     launches: tuple[Summary, ...]
-    """Per launch, in order. At least one."""
+    """Summaries per launch, in order. At least one."""
 
     @property
     def median(self) -> float:

@@ -21,13 +21,13 @@ class System:
 
     name: str
     adapter: str
-    """Below the package `rank.systems`."""
+    """Module and class below the package `rank.systems`."""
     package: str
-    """Whose version the page shows."""
+    """Package whose version the page shows."""
     requirements: tuple[str, ...] = ()
     """Besides torch. Empty: Everstep's environment."""
     metrics: tuple[str, ...] = ("blocked", "tight_blocked", "restore_local", "memory")
-    """That the benchmark can measure."""
+    """Metrics that the benchmark can measure."""
 
     def python(self, environments: Path) -> Path:
         """Return the interpreter of the system's virtual environment."""

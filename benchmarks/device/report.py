@@ -42,7 +42,7 @@ class Run(BenchmarkRun):
     """The results of all parts, also from earlier runs on the same device."""
 
     device: Mapping[str, Any]
-    """As `rank/probe.py` printed it."""
+    """Facts as `rank/probe.py` printed them."""
     sizes: Sizes
     outcomes: Mapping[str, Outcome]
 

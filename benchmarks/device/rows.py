@@ -31,7 +31,7 @@ LEAST_RATE_RATIO = 0.9
 """Captures into registered slots ÷ plain copies of pinned memory."""
 MOST_SLOWDOWN_RATIO = 0.01
 LEAST_PAIRS = 4
-"""With fewer pairs of blocks, a slowdown is inconclusive."""
+"""Pairs of blocks below which a slowdown is inconclusive."""
 
 
 def of_part(part: str, found: Mapping[str, Any]) -> list[Row]:

@@ -38,7 +38,7 @@ SIZES = {"SeaweedFS": (64, 256), "moto": (64,)}
 """MiB of the transferred objects. moto reads the whole object per ranged request, so large ones are meaningless."""
 QUICK_SIZES = {"SeaweedFS": (64,)}
 MODEL_MIB, QUICK_MODEL_MIB = 64, 16
-"""Of the parameters. Adam's moments add twice as many bytes."""
+"""MiB of the parameters. Adam's moments add twice as many bytes."""
 PEER_SECONDS = 120.0
 """Longest load or export, with preparation."""
 SHARED_MEMORY = "/dev/shm"
@@ -203,7 +203,7 @@ PARTS: Mapping[str, Callable[[Begun], Iterator[Any]]] = {
     "uploads": _uploads,
     "loads": _loads,
 }
-"""By the field of `report.Run` that the part fills."""
+"""Parts by the field of `report.Run` that they fill."""
 
 
 if __name__ == "__main__":

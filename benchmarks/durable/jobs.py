@@ -14,9 +14,10 @@ from benchmarks.measures import Verdict, bootstrap_interval
 from benchmarks.rows import Row, number, table
 
 MOST_SLOWDOWN, MOST_BLOCKED = 0.25, 0.1
-"""Of an Everstep checkpoint, relative to DCP's: slowdown and waits; blocked time."""
+"""Limits of an Everstep checkpoint, relative to DCP's: slowdown and waits; blocked time."""
 MOST_OF_SAME = 2.0
-"""Of the load time by another number of ranks, relative to the same number, plus the time to transfer missing bytes."""
+"""Limit of the load time by another number of ranks, relative to the same number, plus the transfer of missing bytes.
+"""
 UPLOAD_NAMES = {FLOOR: "no checkpoint", EVERSTEP: "Everstep", DCP: "`async_save`"}
 
 

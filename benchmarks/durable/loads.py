@@ -46,9 +46,9 @@ class Load:
 
     layout: Layout
     seconds: float
-    """Until the last rank had its state."""
+    """Seconds until the last rank had its state."""
     state_bytes: int
-    """Of all ranks."""
+    """Bytes of all ranks."""
     fetched_bytes: int
     """Shards that nodes fetched from other nodes."""
     is_equal: bool

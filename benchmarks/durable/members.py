@@ -43,7 +43,7 @@ from tests.ports import ReservedPort
 NODE = "benchmarks.durable.rank.node"
 BUCKET = "bench"
 COPIES = 2
-"""Of each shard. A job with one node has one."""
+"""Copies of each shard. A job with one node has one."""
 MNT_DETACH = 2
 FIRST = Generation(1)
 
@@ -53,7 +53,7 @@ class Inventories:
     """Sealed slots of each node at the end of the first generation."""
 
     world_size: int
-    """Of the first generation."""
+    """Ranks of the first generation."""
     slots: Mapping[NodeId, tuple[SlotRecord, ...]]
 
 

@@ -38,7 +38,7 @@ class PartSink(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Request)
         self.part_limit = TokenBucket(bytes_per_second)
         self.objects: dict[str, bytes] = {}
-        """By path /bucket/key."""
+        """Objects by path /bucket/key."""
 
 
 class _Request(BaseHTTPRequestHandler):

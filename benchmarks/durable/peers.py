@@ -38,11 +38,11 @@ class Operation:
     system: str
     """`everstep`, `boto3`, `dcp` or `zero_to_fp32`."""
     url: str
-    """Of the S3 server. Credentials are in the environment."""
+    """URL of the S3 server. Credentials are in the environment."""
     folder: str
-    """In shared memory, with the models of `prepare`."""
+    """Folder in shared memory, with the models of `prepare`."""
     mib: int
-    """Of the parameters."""
+    """MiB of the parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Outcome:
 
     seconds: float
     is_equal: bool
-    """Of each resulting tensor with the model's."""
+    """Whether each resulting tensor equals the model's."""
 
 
 def model(mib: int) -> dict[str, Any]:

@@ -30,7 +30,7 @@ SYSTEMS = {
     "copy": (OWN, "boto3"),
     "export": (OWN, "dcp", "zero_to_fp32"),
 }
-"""By operation of `benchmarks.durable.peers`."""
+"""Systems by operation of `benchmarks.durable.peers`."""
 GOALS = {
     ("load", "dcp"): ("load from S3, time ÷ that of DCP's download and load", 1.5),
     ("copy", "boto3"): ("export from S3 to S3, time ÷ that of a raw copy of the same bytes", 1.25),
@@ -72,7 +72,7 @@ class Comparison(Outcome):
     name: str
     system: str
     mib: int
-    """Of the parameters."""
+    """MiB of the parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,8 @@ MIB = 1024 * 1024
 CONNECTIONS = 4
 PART_BYTES = 32 * MIB
 RANGE_BYTES = 8 * MIB
-"""Per request of a download. Source: Amazon S3 User Guide, performance design patterns: 8 to 16 MiB per request."""
+"""Bytes per request of a download. Source: Amazon S3 User Guide, performance design patterns: 8 to 16 MiB per request.
+"""
 BUCKET = "bench"
 PIECE_BYTES = 4 * MIB
 
@@ -40,10 +41,10 @@ class Task:
     secret_key: str
     key: str
     path: str
-    """In shared memory."""
+    """Path in shared memory."""
     bytes: int
     sha256: str = ""
-    """Of a downloaded object."""
+    """SHA-256 of a downloaded object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class Figure:
 
     seconds: float
     cpu_seconds: float
-    """Of the client's process."""
+    """CPU seconds of the client's process."""
     extra_bytes: int
     """Largest growth of private memory during the transfer."""
     is_intact: bool = True

@@ -24,7 +24,7 @@ SYSTEMS = (FLOOR, EVERSTEP, DCP)
 STEPS, QUICK_STEPS = 24, 6
 """Counted per block. On a quiet machine, every upload ends within the first half."""
 BYTES_PER_SECOND = 120e6
-"""Of parts over all connections, so that uploads last for several steps."""
+"""Bytes per second of parts over all connections, so that uploads last for several steps."""
 SIZE = ModelSize(layers=2, width=640, batch=2)
 QUICK_SIZE = ModelSize(layers=1, width=128)
 NODE_MIB = 512
@@ -37,17 +37,17 @@ class UploadBlock:
 
     system: str
     state_bytes: int
-    """Of all ranks."""
+    """Bytes of all ranks."""
     steps: list[float]
     """Rank 0's counted steps, without the call that begins the checkpoint."""
     waits: list[float]
-    """Of each counted step of rank 0, in which its training thread waited for a core, a lock or an event."""
+    """Seconds of each counted step of rank 0 in which its training thread waited for a core, a lock or an event."""
     save_seconds: float
     """Blocked time of training on the slowest rank."""
     upload_seconds: float
-    """From the checkpoint's step until all parts were stored. 0 without a checkpoint."""
+    """Seconds from the checkpoint's step until all parts were stored. 0 without a checkpoint."""
     cpu_seconds: float
-    """Of all nodes and ranks' child processes, from the checkpoint's step to the block's end."""
+    """CPU seconds of all nodes and ranks' child processes, from the checkpoint's step to the block's end."""
 
     @property
     def is_whole(self) -> bool:

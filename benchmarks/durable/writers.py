@@ -38,9 +38,9 @@ WRITERS = (1, 2, 4)
 """Nodes that share the upload, with the owner."""
 OBJECT_MIB = 256
 CAP_MIB_PER_SECOND = 16
-"""Of one writer. On two cores, the S3 server is fast enough for four."""
+"""Cap of one writer. On two cores, the S3 server is fast enough for four."""
 BUCKET = "bucket"
-"""In the plan of `rank_plan`."""
+"""Bucket in the plan of `rank_plan`."""
 RANK = Rank(0)
 CONTENT = Content(Generation(1), Step(7))
 

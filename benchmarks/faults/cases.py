@@ -31,7 +31,8 @@ CARD_BYTES_PER_SECOND = 1.25e9
 """A usual network card: 10 Gbit/s. `slow_link` uses a hundredth of it, or of the link's rate if that is lower."""
 RESET_EVERY_SECONDS = 0.1
 SURE_SECONDS = 0.2
-"""Between stopping an agent and a check that its transfer is incomplete. Otherwise, the benchmark tries again."""
+"""Seconds between stopping an agent and a check that its transfer is incomplete. Otherwise, the benchmark tries again.
+"""
 STRIKE_SECONDS = 30.0
 """Wait of a fault for a suitable moment, such as the middle of a transfer."""
 
@@ -42,7 +43,7 @@ class Place:
 
     bench: Bench
     nodes: tuple[str, ...]
-    """By rank; before a job runs, all nodes of the cluster."""
+    """Node ids by rank; before a job runs, of all nodes of the cluster."""
     link_bytes_per_second: float
     """Measured between two nodes without other traffic."""
     node_memory_bytes: int

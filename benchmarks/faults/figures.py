@@ -34,7 +34,7 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Before, during or after the fault, in monotonic seconds."""
+    """A time before, during or after the fault, in monotonic seconds."""
 
     begin: float
     end: float
@@ -56,7 +56,7 @@ class Observed:
     word: str
     """Last protection state during the fault."""
     reasons: tuple[str, ...]
-    """For incomplete protection, each once, in order."""
+    """Reasons for incomplete protection, each once, in order."""
     did: str
     """`cases.Struck.did`."""
     span_seconds: float
@@ -64,7 +64,7 @@ class Observed:
     copy_seconds: float
     """Plain copy of the rank's whole state within memory."""
     state_mib: int
-    """Of one rank."""
+    """MiB of one rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +92,11 @@ class Figure:
     commits_during: float
     commits_after: float
     told_seconds: float | None
-    """From the fault until the API reported another state, or None."""
+    """Seconds from the fault until the API reported another state, or None."""
     word: str
     reasons: tuple[str, ...]
     healed_seconds: float
-    """From the fault's end until the API reported Protected."""
+    """Seconds from the fault's end until the API reported Protected."""
     verdict: Verdict
     told: str
     """Sentence that explains `verdict`."""

@@ -19,7 +19,7 @@ class Run(BenchmarkRun):
     """Measured values of one run of the fault benchmark."""
 
     observed: Sequence[Observed]
-    """At least one case."""
+    """Observations of at least one case."""
 
 
 def figures(run: Run) -> list[Figure]:

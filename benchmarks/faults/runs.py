@@ -15,7 +15,7 @@ from benchmarks.faults.figures import WHOLE, Boundary, Observed, Span, parse
 
 RANKS, COPIES = 2, 2
 LOOK_SECONDS = 0.25
-"""Between two API requests, constant, so that they slow all cases equally."""
+"""Seconds between two API requests, constant, so that they slow all cases equally."""
 TOLD_SECONDS = 60.0
 """Longest wait for one state of the job."""
 SETTLE_STEPS = 40
@@ -27,10 +27,10 @@ class Sizes:
     """Sizes of the state, and numbers and durations of steps."""
 
     steps: int = 40
-    """At least, before, during and after the fault."""
+    """Least number before, during and after the fault."""
     state_mib: int = 64
     span_seconds: float = 0.15
-    """At least, in place of forward and backward."""
+    """Shortest wait in place of forward and backward."""
 
 
 QUICK = Sizes(steps=12)

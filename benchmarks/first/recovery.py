@@ -35,19 +35,19 @@ class Recovery:
     cause: Kind
     restore_source: str
     phases: dict[str, float]
-    """Of the incident."""
+    """Seconds of each phase of the incident."""
     lost_steps: int
-    """Of the incident: highest reported boundary − restored step."""
+    """Lost steps by the incident: highest reported boundary − restored step."""
     rank_lost_steps: int
-    """Of the traces: highest boundary of any rank − restored step."""
+    """Lost steps by the traces: highest boundary of any rank − restored step."""
     api_seconds: float
-    """From the kill until the API showed a new step."""
+    """Seconds from the kill until the API showed a new step."""
     rank_seconds: float
-    """From the kill until every rank had passed a new boundary."""
+    """Seconds from the kill until every rank had passed a new boundary."""
 
     @property
     def incident_seconds(self) -> float:
-        """Of all phases."""
+        """Seconds of all phases."""
         return sum(self.phases.values())
 
     @property
@@ -63,7 +63,7 @@ class RecoveryRun:
 
     recoveries: tuple[Recovery, ...]
     step: Floor
-    """Without a failure, before the first and after the last one."""
+    """Step times without a failure, before the first and after the last one."""
 
     def of_cause(self, cause: Kind) -> list[Recovery]:
         return [recovery for recovery in self.recoveries if recovery.cause == cause]

@@ -34,7 +34,7 @@ class Results:
     blocking: Sequence[BlockingRow] = ()
     slowdown: Slowdown | None = None
     budget: Slowdown | None = None
-    """Of a job with `MaxSlowdown`."""
+    """Slowdown of a job with `MaxSlowdown`."""
     recovery: RecoveryRun | None = None
 
 

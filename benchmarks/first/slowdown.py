@@ -35,11 +35,11 @@ class Slowdown:
     order: str
     """A (agent) or B per launch."""
     step_seconds: tuple[Summary, ...]
-    """Per launch, without its first `settle_steps`."""
+    """Step times per launch, without its first `settle_steps`."""
     ratios: tuple[float, ...]
     """A ÷ B − 1 per pair, of medians, or of means with a budget."""
     blocked: Summary
-    """Per snapshot of all launches with an agent, also of uncounted and audited ones."""
+    """Seconds per snapshot of all launches with an agent, also of uncounted and audited ones."""
     snapshots_ratio: float
     """Snapshots ÷ counted steps with an agent."""
     settle_steps: int = WARM_UP_STEPS

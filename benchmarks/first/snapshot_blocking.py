@@ -29,7 +29,7 @@ class Shape:
 
     @property
     def copies(self) -> int:
-        """Of each shard: 2, or 1 on a single node."""
+        """Copies of each shard: 2, or 1 on a single node."""
         return min(2, self.nodes)
 
 
@@ -40,19 +40,19 @@ class BlockingRow:
     shape: Shape
     compute: str
     state_bytes: int
-    """Of one rank."""
+    """Bytes of one rank."""
     span_seconds: float
-    """Of the substitute."""
+    """Seconds of the substitute."""
     memcpy: Floor
     plain_step: Floor
     step: Summary
     """Seconds per step with a snapshot each."""
     first_blocked: float | None
-    """Of the launch's first snapshot, on the slowest rank. None in the launch's second row."""
+    """Seconds of the launch's first snapshot, on the slowest rank. None in the launch's second row."""
     audited_blocked: Summary | None
-    """Of each audited snapshot, except the launch's first."""
+    """Seconds of each audited snapshot, except the launch's first."""
     blocked: Summary
-    """Of each snapshot without an audit, over all ranks."""
+    """Seconds of each snapshot without an audit, over all ranks."""
     mean_blocked: float
     """Mean of snapshots without an audit, as the session reported it."""
     mean_held: float

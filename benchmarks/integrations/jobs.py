@@ -20,7 +20,7 @@ SYSTEMS = (PLAIN, EVERSTEP, OWN_SAVES, LM_RESILIENCY)
 LIBRARY = "lm-resiliency==0.2.0"
 INSTALL_SECONDS = 120
 PARTS = ("capture", "loop state", "data position", "wait for the copy")
-"""Of Everstep's time in the training thread per step."""
+"""Parts of Everstep's time in the training thread per step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class TrainerLaunch:
     step_seconds: tuple[float, ...]
     """Counted steps, from the end of the previous one, with the save."""
     part_seconds: dict[str, tuple[float, ...]]
-    """By part, of each counted step; empty without Everstep."""
+    """Seconds by part, of each counted step; empty without Everstep."""
     snapshots_ratio: float
     """Snapshots ÷ counted steps; 0 without Everstep."""
     state_bytes: int

@@ -32,7 +32,7 @@ class Run(BenchmarkRun):
     """Measured values of one run of the integration benchmark."""
 
     launches: Sequence[TrainerLaunch]
-    """In order."""
+    """Launches in their order."""
 
 
 def rows(run: Run) -> list[Row]:

@@ -24,16 +24,16 @@ class Row:
     seconds: float
     """Mean of an iteration."""
     slowdown: float
-    """Over all pairs of iterations: with checkpoints ÷ without, − 1."""
+    """Slowdown over all pairs of iterations: with checkpoints ÷ without, − 1."""
     low: float
     high: float
-    """Of the 95 % interval. `low` is the lower bound."""
+    """Upper bound of the 95 % interval. `low` is the lower bound."""
     kept: int
     """Snapshots of measured iterations that all holders acknowledged before the next boundary, or ever if
     `Case.is_crowded`.
     """
     snapshot_seconds: float | None
-    """From the boundary to the last holder's acknowledgement. None without one."""
+    """Seconds from the boundary to the last holder's acknowledgement. None without one."""
 
     @property
     def kept_ratio(self) -> float:

@@ -11,7 +11,7 @@ KIB = 1024
 BUFFERS = 4
 """Receive buffers of GEMINI's pipelined scheme."""
 BUFFER_BYTES = 256 * KIB
-"""Of a node's receive buffers: GEMINI's 128 MiB, reduced as the link's rate."""
+"""Bytes of a node's receive buffers: GEMINI's 128 MiB, reduced as the link's rate."""
 MAX_SLOWDOWN = 0.01
 """`MaxSlowdown` if idle time is too short for every step. Everstep has the same default."""
 
@@ -59,12 +59,12 @@ class Case:
     name: str
     nodes: int = 4
     copies: int = 2
-    """With the owner's: m in GEMINI's paper."""
+    """Copies with the owner's: m in GEMINI's paper."""
     state_kib: int = 1536
     """One node's snapshot, and each copy."""
     schemes: tuple[Scheme, ...] = (Scheme.NONE, Scheme.BLOCKING, Scheme.UNIFORM, Scheme.EVERSTEP)
     idle_seconds: tuple[float, ...] = (0.045, 0.016, 0.022, 0.016, 0.035, 0.026)
-    """Of the computation before each collective, a timed wait."""
+    """Seconds of the computation before each collective, a timed wait."""
     collective_seconds: float = 0.04
     """While no snapshot is being sent."""
     link_megabits: int = 200
@@ -87,7 +87,7 @@ class Case:
 
     @property
     def collective_bytes(self) -> int:
-        """Bytes of an all-reduce of `collective_seconds`: a ring of n nodes sends 2 (n - 1) / n of them over each link."""
+        """Bytes of an all-reduce of `collective_seconds`. A ring of n nodes sends 2 (n - 1) / n of them per link."""
         # The factor 0.94 leaves room for the headers of Ethernet, IP and TCP.
         carried = self.collective_seconds * self.link_bytes_per_second * 0.94
         return int(carried * self.nodes / (2 * (self.nodes - 1))) // 4 * 4

@@ -10,7 +10,7 @@ from benchmarks.measures import Verdict
 from benchmarks.rows import Row
 
 SLOWDOWN_LIMIT = 0.015
-"""Of the upper bound of the 95 % interval, if a snapshot fits into the idle time."""
+"""Limit of the upper bound of the 95 % interval, if a snapshot fits into the idle time."""
 BLOCKING_COST = 0.10
 """If BLOCKING costs less, the case cannot show a difference between the schemes."""
 KEPT_RATIO = 0.95

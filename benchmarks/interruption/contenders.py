@@ -29,7 +29,7 @@ PATIENCE_SECONDS = 60.0
 SAVE_EVERY = 10
 """Steps between torchrun's checkpoints. Faults follow right after one, so that it loses few steps."""
 HEARTBEAT_MILLISECONDS = 1000
-"""Without a heartbeat, until torchft considers a replica group lost."""
+"""Milliseconds without a heartbeat, until torchft considers a replica group lost."""
 
 
 class Contender(Protocol):

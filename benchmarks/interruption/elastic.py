@@ -20,7 +20,7 @@ NODES = 4
 FIRST_STEPS = 5
 """Committed by a launch before the next measurement."""
 BATCH, GLOBAL_BATCH = 2, 24
-"""Of a rank at once, and of all ranks per step: divisible by 4 and by 3 ranks."""
+"""Samples of a rank at once, and of all ranks per step: divisible by 4 and by 3 ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,9 @@ class Shrink:
     """One loss of a node."""
 
     verdict_seconds: float
-    """From the termination until the incident opened."""
+    """Seconds from the termination until the incident opened."""
     seconds: float
-    """From the incident until every rank of the smaller job had finished a new step."""
+    """Seconds from the incident until every rank of the smaller job had finished a new step."""
     lost_steps: int
 
 

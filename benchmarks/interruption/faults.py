@@ -22,7 +22,7 @@ class Silence:
     """A node with frozen processes, which EC2 reports as running."""
 
     verdict_seconds: float
-    """From the freeze until an incident opened."""
+    """Seconds from the freeze until an incident opened."""
     detection_seconds: float
 
 
@@ -31,7 +31,7 @@ class Blackout:
     """A time without a control plane."""
 
     seconds: float
-    """Without one."""
+    """Seconds without a control plane."""
     lost_steps: int
     restarted_ranks: int
     steps: int

@@ -31,15 +31,15 @@ class Interruption:
     job: Job
     fault: Fault
     seconds: float
-    """Until every rank in `Contender.waited_for` has finished a new step."""
+    """Seconds until every rank in `Contender.waited_for` has finished a new step."""
     lost_steps: int
     """Finished before the fault and repeated after it."""
     came_back: bool = True
     """False if the benchmark had to restart the job."""
     stopped_seconds: float | None = None
-    """Until all ranks of the old launch had ended. None if the system does not restart them."""
+    """Seconds until all ranks of the old launch had ended. None if the system does not restart them."""
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Of the incident; empty for systems without phases."""
+    """Seconds by phase of the incident; empty for systems without phases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Rehearsed:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """When training continued after a fault."""
+    """The time at which training continued after a fault."""
 
     at: float
     """Monotonic end of the last rank's first new step."""

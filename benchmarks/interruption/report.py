@@ -16,18 +16,18 @@ from benchmarks.rows import Row, limits, table, without_verdicts
 
 PICTURE = "Seconds from a fault to the next new step"
 STEP_SECONDS = 0.1
-"""As in `rank/work.py`, which this module cannot import."""
+"""Value of `rank/work.py`, which this module cannot import."""
 PHASES = ("detect", "replace", "restore", "rework")
 STOPPED_SECONDS = 0.1
 LOST_STEPS = 2
 VERDICT_MARGIN_SECONDS = 1.0
 SHRINK_SECONDS = 10.0
-"""From the incident's opening until a job without a spare makes a step on one node fewer."""
+"""Seconds from the incident's opening until a job without a spare makes a step on one node fewer."""
 REHEARSAL_SHARE = 0.001
-"""Of the expected run, for an automatic rehearsal."""
+"""Share of the expected run, for an automatic rehearsal."""
 OURS = "Everstep"
 MOST_DRAWN_SECONDS = 9.0
-"""Of the longest bar. A bar for a minute would make all others too short to see."""
+"""Seconds of the longest bar. A bar for a minute would make all others too short to see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from benchmarks.parity.report import MIB, NAMES, PAGE
 
 STATE_MIB, QUICK_MIB = 128, 64
 STEPS, QUICK_STEPS = 11, 2
-"""Of each group, the first of which creates the slots and is not counted."""
+"""Steps of each group, the first of which creates the slots and is not counted."""
 GROUPS = 3
 SHARED_MEMORY = "/dev/shm"
 

@@ -46,19 +46,19 @@ class GroupTimes:
 
     has_parity: bool
     state_bytes: int
-    """Of each member's shard."""
+    """Bytes of each member's shard."""
     step_seconds: tuple[float, ...]
-    """From the last member's seal until all have voted."""
+    """Seconds from the last member's seal until all have voted."""
     cpu_seconds: tuple[float, ...]
-    """Of all members, per step."""
+    """CPU seconds of all members, per step."""
     memory_ratio: float
     """Bytes of all slots ÷ bytes of all shards."""
     sent_ratio: float
     """Bytes that all members send per step ÷ bytes of all shards."""
     restore_seconds: float
-    """In which a new node obtains a lost shard."""
+    """Seconds in which a new node obtains a lost shard."""
     is_equal: bool
-    """Of the restored shard with the lost one."""
+    """Whether the restored shard equals the lost one."""
 
 
 class Member:

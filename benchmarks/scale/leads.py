@@ -14,14 +14,14 @@ from worker.core.lead import Lead
 
 STEPS = 20_000
 PHASE_STEPS = 1_000
-"""In steps."""
+"""Length of a phase."""
 CONSTANT_LEADS = (1, 2, 3)
 SEED = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How often a proposal is late."""
+    """The frequency of late proposals."""
 
     name: str
     lateness: float
@@ -46,7 +46,7 @@ class LeadFigure:
     load: str
     adaptive: float
     constant: dict[int, float]
-    """By lead in steps."""
+    """Commits per step by lead in steps."""
 
     @property
     def ratio(self) -> float:

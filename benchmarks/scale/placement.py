@@ -16,7 +16,7 @@ COPIES = (2, 3)
 LOST_NODES = (2, 3, 4, 10, 5000)
 LOST_DOMAINS = (1, 2)
 DOMAIN_NODES = 16
-"""Per failure domain."""
+"""Nodes per failure domain."""
 CALLS = 5
 """Timed separately, of each placement function."""
 
@@ -33,7 +33,7 @@ class PlanFigure:
     odds: dict[int, float]
     """Probability that every shard still has a copy, by nodes lost at the same time."""
     odds_seconds: Sequence[float]
-    """Of each call for one probability of `odds`."""
+    """Seconds of each call for one probability of `odds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

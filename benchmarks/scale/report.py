@@ -15,7 +15,7 @@ from benchmarks.scale.placement import DOMAIN_NODES, LOST_DOMAINS, LOST_NODES, D
 from benchmarks.scale.rounds import ROUNDS, RoundFigure
 
 LIMIT_SECONDS = 1.0
-"""Of the slowest call of a placement function."""
+"""Limit of the slowest call of a placement function."""
 LEAD_LIMIT = 0.85
 """Adaptive ÷ best constant lead, in commits."""
 
@@ -25,9 +25,9 @@ class Run(BenchmarkRun):
     """Measured values of one run of the scale benchmark."""
 
     plans: Sequence[PlanFigure]
-    """Without failure domains, at least one number of nodes."""
+    """Placement without failure domains, at least one number of nodes."""
     domains: Sequence[DomainFigure]
-    """Over failure domains, at least one number of nodes."""
+    """Placement over failure domains, at least one number of nodes."""
     known: Sequence[Known]
     rounds: Sequence[RoundFigure]
     leads: Sequence[LeadFigure]

@@ -24,10 +24,10 @@ import everstep.training
 
 WIDTH = 256
 SPAN_COPIES = 3
-"""Of the replacement of forward and backward, as a multiple of a copy of the state."""
+"""Duration of the replacement of forward and backward, as a multiple of a copy of the state."""
 MIN_SPAN_SECONDS = 0.05
 MAX_STEPS = 5000
-"""Per measurement, even with fewer snapshots than requested."""
+"""Largest number of steps per measurement, even with fewer snapshots than requested."""
 
 settings = everstep.training.hyperparameters(state_mib=64, snapshots=30, floor_steps=12)
 

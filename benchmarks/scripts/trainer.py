@@ -20,7 +20,7 @@ from everstep.training import hyperparameters, output_dir
 settings = hyperparameters(system="plain", steps=40, settle_steps=10)
 set_seed(1)
 spent: dict[str, float] = defaultdict(float)
-"""Of Everstep in the training thread in the current step, by part."""
+"""Seconds of Everstep in the training thread in the current step, by part."""
 
 
 class Tokens(Dataset[dict[str, torch.Tensor]]):
@@ -42,7 +42,7 @@ class Clock(TrainerCallback):  # type: ignore[misc]
         self.ends: list[float] = []
         self.parts: dict[str, list[float]] = defaultdict(list)
         self.snapshots: list[int] = []
-        """At the end of each step."""
+        """Number of snapshots at the end of each step."""
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self.ends.append(time.perf_counter())

@@ -50,7 +50,7 @@ KEY_VARIABLES = frozenset(
 """Variables that would make AWS SDKs ignore the credentials of the job's RoleArn."""
 
 MAX_SPEC_BYTES: Final = 64 * 1024
-"""Of a job's settings as JSON. Lists and loops read those of many jobs at once."""
+"""Largest size of a job's settings as JSON. Lists and loops read those of many jobs at once."""
 _LARGE: Final = {
     "environment": "Environment",
     "hyperparameters": "HyperParameters",

@@ -58,7 +58,7 @@ _STORED_AS: Final[Mapping[str, tuple[str, ...]]] = {
     "training_start_time": ("started_at",),
     "verification_time": ("verified_at",),
 }
-"""By field of a response: other names of it in stored records."""
+"""Other names in stored records, by field of a response."""
 
 
 def shaped(stored: Any, shape: type[Response], **others: Any) -> Response:

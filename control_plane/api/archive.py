@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 SMALL_BYTES = 1024 * 1024
 """Unpacked size below which the compression ratio is ignored."""
 HEADER_BYTES = 64 * 1024
-"""Of one member. pax and GNU headers have a few hundred bytes, or some KiB with extended attributes."""
+"""Limit of one member. pax and GNU headers have a few hundred bytes, or some KiB with extended attributes."""
 MEAN_HEADER_BYTES = 4 * tarfile.BLOCKSIZE
 """Limit of the mean: an ordinary header and a pax header with one block of data each."""
 GLOBAL_HEADERS = 100
 """Global pax headers per archive. git writes one."""
 ALL_PATHS_BYTES = 2 * 1024 * 1024
-"""Of an archive's paths together, because the database stores them."""
+"""Limit of an archive's paths together, because the database stores them."""
 CPU_SECONDS = 30
 MEMORY_BYTES = 512 * 1024 * 1024
 _WAIT_SECONDS = 120.0

@@ -43,7 +43,7 @@ CHECKED_PATHS: Final = frozenset({"/v1/health", "/v1/ready"})
 """Open paths that no flood of strangers may delay, because a load balancer decides by them."""
 MAX_OPEN_BODY_BYTES: Final = 16 * 1024
 MAX_HELD_BODY_BYTES: Final = 16 * 1024 * 1024
-"""Of one token's requests together, without archives (`SpoolRoom`)."""
+"""Limit of one token's requests together, without archives (`SpoolRoom`)."""
 MAX_TOKEN_LENGTH = 512
 
 

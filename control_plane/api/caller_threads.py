@@ -37,14 +37,14 @@ STRANGER_BURST_SECONDS: Final = 4.0
 HANDSHAKE_THREADS: Final = 2
 """Threads for the tokens of connecting agents only."""
 UPLOAD_BYTES_PER_SECOND: Final = 64 * 1024 * 1024
-"""Of all uploads together, because the event loop hashes them."""
+"""Rate of all uploads together, because the event loop hashes them."""
 UPLOAD_BURST_SECONDS: Final = 1.0
 SPOOLED_BODIES: Final = 8
 """Bodies of the largest size on a server's disk."""
 CALLER: Final[contextvars.ContextVar[tuple[str, str]]] = contextvars.ContextVar("caller", default=("", ""))
 """Project and token of the running request, or a similar pair without a token. `api.auth` sets it."""
 REFUSED_CALLS: Final = 600
-"""Of a token at once, each with an entry in the audit log."""
+"""Refused calls of a token at once, each with an entry in the audit log."""
 REFUSED_CALLS_PER_SECOND: Final = 0.2
 MOST_TOKENS: Final = 10_000
 OPEN_DOWNLOADS: Final = 16

@@ -17,7 +17,7 @@ from control_plane.api.schemas.common import Changes
 
 MAX_BYTES: Final = 16 * 1024 * 1024
 DIGEST_BYTES: Final = 8
-"""Of one item. Two different items practically never have equal digests."""
+"""Length of one item's digest. Two different items practically never have equal ones."""
 TOKEN_BYTES: Final = 16
 _ENTRY_BYTES: Final = 150
 """Python's overhead per key and digest, measured with tracemalloc."""

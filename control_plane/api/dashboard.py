@@ -33,7 +33,7 @@ _HEADERS: Final = {
 _PLAIN_POLICY: Final = (
     "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Of static pages without scripts, such as the runbook."""
+"""Content-Security-Policy of static pages without scripts, such as the runbook."""
 _NOT_BUILT: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Everstep</title>
 <h1>The dashboard is not built</h1>
 <p>This server runs from a checkout. Build the dashboard once and reload this page:</p>

@@ -71,7 +71,7 @@ class Services:
     tokens: HeldTokens
     operator: CloudOperator
     memberships: Memberships
-    """For agents that join."""
+    """AWS's answers for agents that join."""
     events: EventQueue | None
     """Queue of AWS's events. None if the server only polls."""
     objects: ServiceStore
@@ -80,10 +80,10 @@ class Services:
     """Other servers of the installation, and their agents."""
     timeouts: Timeouts
     bucket: str
-    """For sources, logs, and data of jobs without a location of their own."""
+    """Bucket for sources, logs, and data of jobs without a location of their own."""
     default_max_slowdown: float
     spool_directory: Path
-    """For request bodies that are too large for memory."""
+    """Directory for request bodies that are too large for memory."""
     source_limits: SourceLimits
     session_key: bytes
     """Signs browser sessions."""
@@ -92,14 +92,14 @@ class Services:
     authorities: FleetAuthorities
     """Issue the TLS certificates of agents."""
     server_id: str
-    """Of this installation. Agents sign it, so that their proof is valid only here."""
+    """Id of this installation. Agents sign it, so that their proof is valid only here."""
     attestation: Attestation | None = None
     """None if agents join with join tokens only."""
     feed: EventFeed
     figures: LoopFigures = field(default_factory=LoopFigures)
     """Prometheus metrics of the background loops."""
     readiness: Readiness = field(default_factory=Readiness)
-    """For GetReadiness."""
+    """State of the loops for GetReadiness."""
     caller_threads: CallerThreads = field(default_factory=CallerThreads)
     handshakes: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(HANDSHAKE_THREADS))
     """Threads for the tokens of connecting agents."""
@@ -116,7 +116,7 @@ class Services:
     log_pauses: LogPauses = field(default_factory=LogPauses)
     metric_samples: MetricSamples = field(default_factory=MetricSamples)
     snapshots: ResponseSnapshots = field(default_factory=ResponseSnapshots)
-    """For clients that poll for changes (`api.changes`)."""
+    """Digests for clients that poll for changes (`api.changes`)."""
     tracer: Tracer = field(default_factory=Tracer)
     now: Callable[[], datetime]
     wake: Callable[[], None]

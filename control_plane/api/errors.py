@@ -38,7 +38,7 @@ from everstep.protocol import constraints
 log = logging.getLogger(__name__)
 
 MAX_FIELDS = 100
-"""Per response, although a request can have thousands."""
+"""Largest number of fields per response, although a request can have thousands."""
 _KINDS = {
     "int_": "integer",
     "float_": "double",

@@ -39,7 +39,7 @@ from everstep.protocol.ids import FIRST_STEP, Step
 COMPARED_INCIDENTS = 200
 """The newest of the same cause and project."""
 _AROUND = timedelta(seconds=30)
-"""Of events before the failure and after the incident's end in a post-mortem."""
+"""Time before the failure and after the incident's end from which a post-mortem lists events."""
 _EVENTS = 100
 _LINES = 60
 _AFTER_SECONDS = 2.0
@@ -209,7 +209,7 @@ class LastLines:
 
     lines: tuple[str, ...]
     missing: str = ""
-    """Why `lines` is empty, else the empty string."""
+    """Reason why `lines` is empty, else the empty string."""
 
 
 def last_lines(services: Services, record: SavedIncident) -> LastLines:

@@ -16,7 +16,7 @@ from control_plane.loop.log_reader import Cursor, GenerationFacts
 from everstep.protocol.ids import NodeId
 
 MAX_CHARACTERS: Final = 32_768
-"""Because the token is part of the URL."""
+"""Limit of a token's length, because the token is part of the URL."""
 
 
 def encode(cursor: Cursor, generations: Iterable[GenerationFacts], *, is_back: bool = False) -> str:

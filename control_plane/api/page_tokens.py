@@ -22,7 +22,7 @@ from control_plane.api.schemas.common import MAX_WHOLE_NUMBER
 
 NOT_OURS: Final = "is not a token that this operation returned"
 MAX_BYTES: Final = 1_000_000
-"""After decompression, because a short token can become a huge text."""
+"""Limit after decompression, because a short token can become a huge text."""
 
 
 def encode(parts: Sequence[Any], *, is_compressed: bool = False) -> str:

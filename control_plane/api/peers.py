@@ -42,12 +42,12 @@ FORWARDED: Final = "everstep-forwarded"
 """Header with the original request's id, which no server forwards again."""
 PATH: Final = "/replicas/agents"
 FACTS_SECONDS: Final = 0.5
-"""For which another server's answer about agents is reused, or assumed empty after a failure."""
+"""Seconds for which another server's answer about agents is reused, or assumed empty after a failure."""
 CONNECT_SECONDS: Final = 2.0
 TAKEOVER_CHECK_SECONDS: Final = 1.0
-"""Between two checks of `Peers.taken_over`."""
+"""Seconds between two checks of `Peers.taken_over`."""
 ANSWER_SECONDS: Final = 75.0
-"""For the next bytes of another server's response; more than the 55 s of an ExecuteCommand call."""
+"""Seconds for the next bytes of another server's response; more than the 55 s of an ExecuteCommand call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ class FleetNow:
 
     record: FleetRecord
     nodes: Sequence[SavedNode]
-    """Without ended ones."""
+    """Nodes of the fleet, without ended ones."""
     connected: frozenset[NodeId]
     history: History
 

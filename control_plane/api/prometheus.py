@@ -40,19 +40,19 @@ class ServerFacts:
     jobs: tuple[SavedJob, ...]
     """Unfinished."""
     shards: Mapping[str, tuple[ShardRecord, ...]]
-    """Of unfinished jobs, by run id."""
+    """Shards of unfinished jobs, by run id."""
     recoveries: tuple[Recoveries, ...]
-    """Of unfinished jobs, by job, cause and restore source."""
+    """Recoveries of unfinished jobs, by job, cause and restore source."""
     fleets: tuple[FleetRecord, ...]
     nodes: tuple[SavedNode, ...]
-    """Without ended ones."""
+    """Nodes of all fleets, without ended ones."""
     connected: frozenset[NodeId]
     refused_count: int
     """Messages of agents that the servers of all fleets rejected."""
     exports: tuple[ExportRecord, ...] = ()
     newest_event_id: int = 0
     is_paused: bool = False
-    """By an administrator."""
+    """Whether an administrator paused all automatic actions."""
     is_restore_pending: bool = False
     """Whether a restored database waits for a person, so that nothing is deleted from S3."""
 

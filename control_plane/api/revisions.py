@@ -52,11 +52,11 @@ class Surroundings:
     largest_shard_bytes: int
     """0 before the first report."""
     node_memory_bytes: int | None
-    """For slots on the fleet's smallest node, or None."""
+    """Memory for slots on the fleet's smallest node, or None."""
     has_price: bool
     """A cost limit requires a price."""
     limits: elastic.NodeLimits
-    """Of the fleet and the project."""
+    """Limits of the fleet and the project."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Revised:
 class _Wish:
     field: str
     attribute: str
-    """Of `SavedJobSpec`."""
+    """Attribute of `SavedJobSpec`."""
     value: Any
     needs_generation: bool = False
 

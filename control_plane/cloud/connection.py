@@ -180,7 +180,7 @@ def _replica() -> str:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn botocore's exceptions inside the block into the `CloudError` of AWS's error code or the kind of failure."""
+    """Raise CloudError, of the subclass for AWS's error code or the failure, in place of botocore's exceptions."""
     try:
         yield
     except ClientError as error:

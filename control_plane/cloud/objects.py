@@ -28,7 +28,7 @@ class ObjectInfo:
     reference: ObjectReference
     size_bytes: int
     etag: str
-    """Without quotes."""
+    """ETag without quotes."""
     modified_at: datetime
 
 

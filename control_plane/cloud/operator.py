@@ -60,9 +60,9 @@ class InstanceState:
     instance_id: NodeId
     state: Ec2State
     state_reason: str = ""
-    """For example `Client.UserInitiatedShutdown: User initiated shutdown`."""
+    """EC2's reason, such as `Client.UserInitiatedShutdown: User initiated shutdown`."""
     state_code: str = ""
-    """For example `Client.UserInitiatedShutdown`. Empty without a code."""
+    """EC2's code of the reason, such as `Client.UserInitiatedShutdown`. Empty without a code."""
     private_ip: str | None = None
     instance_type: str = ""
     availability_zone: str = ""
@@ -141,7 +141,7 @@ class MixedInstances:
     """The mixed instances policy of an Auto Scaling group, without its division into Spot and On-Demand instances."""
 
     instance_types: tuple[str, ...]
-    """Of the overrides, each once, in AWS's order. Empty if no override names a type."""
+    """Instance types of the overrides, each once, in AWS's order. Empty if no override names a type."""
     features: tuple[str, ...] = ()
     """Features of the overrides that a fleet cannot use, such as `InstanceRequirements` or `WeightedCapacity`."""
     shapes: Mapping[str, InstanceShape] = field(default_factory=dict)
@@ -176,7 +176,7 @@ class GroupState:
     status: str = ""
     """`Delete in progress` while AWS deletes the group, else empty."""
     suspension_reasons: Mapping[str, str] = field(default_factory=dict)
-    """By suspended process. Processes without a reason are missing."""
+    """Reasons by suspended process. Processes without a reason are missing."""
 
     def is_suspended_by_aws(self, process: str) -> bool:
         """Return whether AWS itself suspended a process of the group. Without a reason from AWS, a person did."""
@@ -224,7 +224,7 @@ class ScheduledEvent:
 
     event_id: str
     code: str
-    """For example `instance-reboot`, `system-maintenance`, `instance-retirement` or `instance-stop`."""
+    """EC2's code, such as `instance-reboot`, `system-maintenance`, `instance-retirement` or `instance-stop`."""
     description: str
     not_before: datetime | None
 
@@ -234,7 +234,7 @@ class InstanceStatus:
     """The result of DescribeInstanceStatus for an instance."""
 
     events: tuple[ScheduledEvent, ...] = ()
-    """Those that have not ended."""
+    """Scheduled events that have not ended."""
     failed_checks: tuple[str, ...] = ()
     """Checks that EC2 reports as impaired: `system` (host, power, network) or `instance` (the kernel does not answer).
     """

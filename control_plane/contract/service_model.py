@@ -54,7 +54,7 @@ _SUPPORTED_KEYWORDS = {
         }
     ),
 }
-"""By JSON type. Any other keyword is a ContractError."""
+"""Keywords by JSON type. Any other keyword is a ContractError."""
 _PLAIN_NAMES = {
     "string": "String",
     "integer": "Long",

@@ -61,7 +61,7 @@ class StoredManifest:
     key: str
     body: bytes
     object_bytes: int
-    """Without objects with frozen parameters, which several checkpoints use."""
+    """Size without objects with frozen parameters, which several checkpoints use."""
     modified_at: datetime
 
 
@@ -72,7 +72,7 @@ class RunChanges:
     changes: Reconciliation
     manifests: Mapping[Place, StoredManifest]
     pinned: Mapping[Place, datetime] = field(default_factory=dict)
-    """By the time in each mark of a pin."""
+    """Time in each mark of a pin."""
     trashed: Mapping[Place, TrashMark] = field(default_factory=dict)
     issued: ids.Generation = NO_GENERATION
     """The highest generation number that S3 names as issued."""

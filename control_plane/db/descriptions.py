@@ -62,7 +62,7 @@ class JobDescription:
 
     job: SavedJob
     plan: GenerationPlan | None
-    """Of the newest generation. None before the first generation."""
+    """Plan of the newest generation. None before the first generation."""
     observed_revision: int | None
     """Revision of the job from which the newest generation was planned."""
     incidents: IncidentTotals

@@ -34,7 +34,7 @@ class FullDisk:
     words: str
     """Error message of the newest failed write."""
     seconds: float
-    """Since the first failed write."""
+    """Seconds since the first failed write."""
 
 
 class DiskWatch:

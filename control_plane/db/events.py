@@ -29,7 +29,7 @@ class NewEvent:
 
     at: datetime
     type: str
-    """For example `JobStateChanged`."""
+    """Kind of the event, such as `JobStateChanged`."""
     message: str
     """One sentence for users."""
     project: str = ""

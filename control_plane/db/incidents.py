@@ -79,7 +79,7 @@ class SavedIncident(NewIncident):
     acknowledged_by: str
     acknowledgement: str
     owner: str
-    """As a user entered it. Empty without an owner."""
+    """Name as a user entered it. Empty without an owner."""
 
 
 def open_incident(session: Session, lease: Lease, incident_id: str, incident: NewIncident) -> SavedIncident:
@@ -121,7 +121,7 @@ class IncidentTotals:
     count: int
     closed_count: int
     failure_count: int
-    """Without planned departures, failed pauses and drills."""
+    """Failures, without planned departures, failed pauses and drills."""
     recovered_count: int
     recovery_seconds: float
     """Up to the repetition of the lost steps."""
@@ -228,7 +228,7 @@ class JobOfIncident:
     memo: Mapping[str, Any]
     ended_at: datetime | None
     queued_at: tuple[datetime, ...]
-    """When the job entered the queue, oldest first."""
+    """Times at which the job entered the queue, oldest first."""
 
 
 def jobs_of(session: Session, run_ids: Collection[str]) -> dict[str, JobOfIncident]:

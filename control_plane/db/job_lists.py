@@ -50,7 +50,7 @@ class JobFilter:
     modified_before: datetime | None = None
     tag_key: str | None = None
     tag_value: str | None = None
-    """Of the tag `tag_key`. None means any value."""
+    """Value of the tag `tag_key`. None means any value."""
 
 
 def page(

@@ -150,7 +150,7 @@ class JobProgress(JobColumns):
     node_microseconds: int
     """Up to `accounted_until`, summed over nodes."""
     cost_usd: float | None
-    """At the fleet's price. None without a price."""
+    """Cost at the fleet's price. None without a price."""
     memo: Mapping[str, Any]
     """`core.observed.jobs.Memo` as JSON."""
 
@@ -173,7 +173,7 @@ class SavedJob(JobProgress):
     created_at: datetime
     modified_at: datetime
     purge_at: datetime | None
-    """When a job in the trash is deleted for good. None outside of the trash."""
+    """Time at which a job in the trash is deleted for good. None outside of the trash."""
     project_quota: int | None = None
     """Nodes per fleet for all jobs of the project. None: no limit, or the record is not from `unfinished`."""
 
@@ -374,7 +374,7 @@ class LaunchedRun:
     run_id: str
     generation: int
     launched_at: datetime
-    """When the newest generation was planned."""
+    """Time at which the newest generation was planned."""
     ended_at: datetime | None
 
 

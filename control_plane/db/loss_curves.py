@@ -25,7 +25,7 @@ class LossCurve:
 
     run_id: str
     name: str
-    """Of the metric."""
+    """Name of the metric."""
     steps: tuple[int, ...]
     values: tuple[float, ...]
     """Logged value per step, finite or not."""

@@ -37,7 +37,7 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.rank_messages import MAX_METRIC_NAME_LENGTH, OWN_METRICS
 
 MAX_NAMES = 256
-"""Per run. Values of further names are dropped and counted."""
+"""Limit per run. Values of further names are dropped and counted."""
 NOBODY: Mapping[NodeId, Mapping[str, float]] = {}
 NOTHING_LOGGED: Mapping[int, Mapping[str, float]] = {}
 _Key = TypeVar("_Key")

@@ -50,7 +50,7 @@ from control_plane.core.verification import Blocked, CheckpointVerdict
 from everstep.protocol.codec import resolve
 
 NAME_LENGTH = 64
-"""Of names of jobs, fleets and projects. SageMaker's limit is 63."""
+"""Longest names of jobs, fleets and projects. SageMaker's limit is 63."""
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -199,7 +199,9 @@ class FleetRow(Base):
     encrypting_types: Mapped[tuple[str, ...]] = mapped_column(default=(), server_default="[]")
     """Instance types that encrypt traffic between instances, as EC2 described them last."""
     blindness_lifted_at: Mapped[datetime | None]
-    """When a user stated that the silent nodes are lost (UnfreezeFleet). Cleared when most agents report again."""
+    """Time at which a user stated that the silent nodes are lost (UnfreezeFleet). Cleared when most agents report
+    again.
+    """
     max_node_count: Mapped[int]
     """MaxSize of the group at the last poll of AWS."""
     instance_type: Mapped[str] = mapped_column(default="")
@@ -213,9 +215,9 @@ class FleetRow(Base):
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
     created_at: Mapped[datetime]
     idle_microseconds: Mapped[dict[str, int]] = mapped_column(default=dict)
-    """Of nodes without a job until `idle_until`, by `NodeState`, summed over nodes."""
+    """Time of nodes without a job until `idle_until`, by `NodeState`, summed over nodes."""
     idle_counts: Mapped[dict[str, int]] = mapped_column(default=dict)
-    """Of nodes without a job at `idle_until`, by `NodeState`."""
+    """Nodes without a job at `idle_until`, by `NodeState`."""
     idle_until: Mapped[datetime | None]
     roll: Mapped[dict[str, Any] | None]
     """The newest `FleetRoll`, which may have ended."""
@@ -288,7 +290,7 @@ class NodeRow(Base):
     """When the control plane noticed that the group lacked the instance that became this node, if it did."""
     connected_at: Mapped[datetime | None]
     joined_at: Mapped[datetime | None]
-    """When the agent first reported with a session token. None before, and after a reset of the session."""
+    """Time at which the agent first reported with a session token. None before, and after a reset of the session."""
     arrival_seconds: Mapped[float | None]
     ended_at: Mapped[datetime | None]
 
@@ -352,7 +354,7 @@ class JobRow(Base):
     pause_requested_at: Mapped[datetime | None]
     """None if no user has paused the job since the last resumption."""
     checkpoint_wanted_step: Mapped[int] = mapped_column(default=-1)
-    """Of the newest CreateCheckpoint. A checkpoint of this or a later step fulfils it. -1 without a request."""
+    """Step of the newest CreateCheckpoint. A checkpoint of this or a later step fulfils it. -1 without a request."""
     checkpoint_wanted_at: Mapped[datetime | None]
     rehearsal_requested_at: Mapped[datetime | None]
     """Last RehearseTrainingJob."""
@@ -370,7 +372,7 @@ class JobRow(Base):
     """First start of the ranks."""
     ended_at: Mapped[datetime | None]
     purge_at: Mapped[datetime | None]
-    """When a job in the trash is deleted for good, with its objects. None outside of the trash."""
+    """Time at which a job in the trash is deleted for good, with its objects. None outside of the trash."""
     generation: Mapped[int] = mapped_column(default=0)
     """Newest generation with a plan. 0 before the first."""
     issued_generation: Mapped[int] = mapped_column(default=0)
@@ -380,7 +382,7 @@ class JobRow(Base):
     proposed_step: Mapped[int] = mapped_column(default=-1)
     boundary: Mapped[int] = mapped_column(default=-1)
     max_boundary: Mapped[int] = mapped_column(default=-1)
-    """Of any generation."""
+    """Highest boundary of any generation."""
     target_step: Mapped[int] = mapped_column(default=-1)
     """Finished steps at which the script ends, as its ranks reported last. -1 before the first report."""
     committed_at: Mapped[datetime | None]
@@ -445,7 +447,7 @@ class QuotaRow(Base):
 
     project: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     max_node_count: Mapped[int | None]
-    """Per fleet, for all jobs of the project. None means no limit."""
+    """Limit per fleet, for all jobs of the project. None means no limit."""
     max_job_count: Mapped[int | None]
     """Unfinished jobs in all fleets. None means no limit."""
     max_source_bytes: Mapped[int | None]
@@ -473,7 +475,7 @@ class GenerationRow(Base):
     plan: Mapped[bytes]
     """`GenerationPlan` from `everstep.protocol.codec.encode`. Empty once retention has deleted it."""
     node_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
-    """In the order of GROUP_RANK, so that lists of nodes need not decode the plan."""
+    """Node ids in the order of GROUP_RANK, so that lists of nodes need not decode the plan."""
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
 
@@ -516,7 +518,7 @@ class ReplicaRow(Base):
     rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     holder_node_id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     position: Mapped[int]
-    """In the order of the shard's holders. 0 is the owner's own node."""
+    """Position in the order of the shard's holders. 0 is the owner's own node."""
     is_in_view: Mapped[bool]
     changed_at: Mapped[datetime]
 
@@ -546,7 +548,7 @@ class CheckpointRow(Base):
     verified_at: Mapped[datetime | None]
     """End of the last verification."""
     verify_after: Mapped[datetime | None]
-    """When the next attempt is due. None: immediately."""
+    """Time at which the next attempt is due. None: immediately."""
     blocked: Mapped[Blocked | None] = mapped_column(StoredValue(Blocked))
     """Why the requested verification could not read S3. None without a failed attempt."""
     verdict: Mapped[CheckpointVerdict | None] = mapped_column(StoredValue(CheckpointVerdict))
@@ -606,7 +608,7 @@ class IncidentRow(Base):
     acknowledged_by: Mapped[str] = mapped_column(default="")
     acknowledgement: Mapped[str] = mapped_column(default="")
     owner: Mapped[str] = mapped_column(default="")
-    """As a user entered it. Empty without an owner."""
+    """Name as a user entered it. Empty without an owner."""
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
     __table_args__ = (Index(None, "opened_at", "id"),)  # This index serves the sort order of lists of incidents.
@@ -764,7 +766,7 @@ class DatabaseRestoreRow(Base):
     differences: Mapped[list[dict[str, Any]]]
     """What S3 has and the backup lacked, or the reverse (`db.restores.Difference`)."""
     accepted_at: Mapped[datetime | None]
-    """By `everstep db restored --accept`."""
+    """Time of `everstep db restored --accept`."""
 
 
 class ExportRow(Base):

@@ -13,7 +13,7 @@ from control_plane.db.models import NoteRow
 from control_plane.db.session import record_of, values_of
 
 MAX_NOTES = 100
-"""Of one incident, and of one job itself, so that lists need no pages."""
+"""Limit of one incident, and of one job itself, so that lists need no pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

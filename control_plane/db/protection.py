@@ -58,7 +58,7 @@ class ShardRecord:
     reason: str
     holders: tuple[HolderRecord, ...]
     verified: tuple[VerifiedRecord, ...] = ()
-    """Of each holder that has verified a step."""
+    """Newest verified step of each holder that has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,13 +21,13 @@ class QuotaRecord:
 
     project: str
     max_node_count: int | None
-    """Per fleet, for all jobs of the project. None means no limit."""
+    """Limit per fleet, for all jobs of the project. None means no limit."""
     max_job_count: int | None
     """Unfinished jobs in all fleets. None means no limit."""
     max_source_bytes: int | None = None
     """All source archives, including uploads in progress. None means no limit."""
     max_priority: int = 0
-    """That submitters may set."""
+    """Highest priority that submitters may set."""
     allowed_role_arns: tuple[str, ...] = ()
     """A trailing `*` matches any suffix."""
     allowed_secrets: tuple[str, ...] = ()

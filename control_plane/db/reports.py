@@ -39,7 +39,7 @@ class ReportFilter:
 
     project: str | None = None
     caller_project: str | None = None
-    """Of the caller's token. A caller who asks for another project gets an empty report."""
+    """Project of the caller's token. A caller who asks for another project gets an empty report."""
     fleet_name: str | None = None
 
 

@@ -27,7 +27,7 @@ class Change:
     """One changed field, with its old and new value."""
 
     field: str
-    """In the API's names, for example `CheckpointConfig.EverySteps`."""
+    """Path in the API's names, for example `CheckpointConfig.EverySteps`."""
     before: str | None
     after: str | None
     """Text. None in `before` or `after` means that the field was not set."""

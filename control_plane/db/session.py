@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 BUSY_TIMEOUT_MILLISECONDS = 5_000
-"""For another write transaction. Normal transactions take milliseconds."""
+"""Longest wait for another write transaction. Normal transactions take milliseconds."""
 
 SILENCE_MILLISECONDS = 10_000
-"""After this silence, an idle transaction or unacknowledged traffic, PostgreSQL closes a server's connection and frees
-its lock.
+"""Silence, of idle transactions or unacknowledged traffic, after which PostgreSQL closes a server's connection and
+frees its lock.
 """
 WRITER_LOCK = 0x45560001
 """Advisory lock of each write transaction on PostgreSQL. No other lock of the database may use this number."""

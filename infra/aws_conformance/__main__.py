@@ -32,7 +32,7 @@ IMAGE: Final = "resolve:ssm:/aws/service/ami-amazon-linux-latest/al2023-ami-kern
 INSTANCE_TYPE: Final = "t3.nano"
 HOURS: Final = 1.0
 PRICES_USD_PER_HOUR: Final = {"t3.nano": 0.0052, "its public IPv4 address": 0.005, "8 GiB of its gp3 volume": 0.0009}
-"""In us-east-1. Source: aws.amazon.com/ec2/pricing, 2025. Requests cost less than a cent."""
+"""Prices in us-east-1. Source: aws.amazon.com/ec2/pricing, 2025. Requests cost less than a cent."""
 
 app = typer.Typer(add_completion=False)
 console = Console(stderr=True, highlight=False)

@@ -15,9 +15,9 @@ from botocore.exceptions import ClientError
 from infra.aws_conformance.account import MAX_INSTANCES, Account, Unanswered, code_of, words_of
 
 ABSENT_IDS: Final = ("i-0123456789abcdef0", "i-0123456789abcdef1")
-"""In EC2's format, but of no instance."""
+"""Ids in EC2's format, but of no instance."""
 MOST_CALLS: Final = 600
-"""Of an experiment that searches a rate limit."""
+"""Largest number of calls of an experiment that searches a rate limit."""
 STATE_CHANGE: Final = "EC2 Instance State-change Notification"
 
 
@@ -28,7 +28,7 @@ class Answer:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `AwsAnswers`."""
     observed: Mapping[str, Any] = field(default_factory=dict)
-    """For readers of the file. The local cloud ignores them."""
+    """Details for readers of the file. The local cloud ignores them."""
 
 
 @dataclass(frozen=True, slots=True)

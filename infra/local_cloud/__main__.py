@@ -52,7 +52,7 @@ class Network(StrEnum):
 StateDir = Annotated[Path, typer.Option(envvar="EVERSTEP_STATE_DIR", help="State directory of the local cloud.")]
 DEFAULT_STATE_DIR = Path(".everstep")
 NO_KEYS = LocalKeys(access_key_id="", secret_access_key="")
-"""For a call whose result only provides names of variables."""
+"""Placeholder for a call whose result only provides names of variables."""
 MAX_WIDTH = 240
 """Columns of a table in a file or a pipe, so that no cell is cut."""
 

@@ -58,7 +58,7 @@ GLOBAL_TIMEOUT_SECONDS: Final = 172_800
 ADMINISTRATIVE: Final = (
     "Amazon EC2 Auto Scaling suspended this process: the group has repeatedly failed to launch instances since {since}."
 )
-"""Of a suspension by AWS itself. AWS does not document this text, which is invented."""
+"""Reason of a suspension by AWS itself. AWS does not document this text, which is invented."""
 ALL_PROTECTED: Final = (
     "Could not scale to desired capacity because all remaining instances are protected from scale-in."
 )
@@ -84,7 +84,7 @@ class _Member:
     wait: _Wait | None = None
     launch_hook_done: bool = False
     will_be_protected: bool = False
-    """From InService on."""
+    """Whether protection begins with InService."""
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class _Record:
     without a failure.
     """
     failing_since: tuple[float, str] | None = None
-    """Since which all launches have failed, as monotonic seconds and timestamp. None after a success or a resumption.
+    """Start of the series of failed launches, as monotonic seconds and timestamp. None after a success or a resumption.
     """
     suspensions: dict[str, str] = field(default_factory=dict)
     """Reason by process. moto stores only the names."""
@@ -227,11 +227,10 @@ class AutoScaling:
         self._records.pop(group.arn, None)
 
     def protect(self, group: FakeAutoScalingGroup, instance_ids: Sequence[str], *, is_protected: bool) -> None:
-        """SetInstanceProtection. If one instance is refused, none changes (see
-        `AwsAnswers.protection_is_all_or_nothing`).
+        """SetInstanceProtection.
 
-        Raises ValidationError with AWS's message if an instance is not in the group, or neither InService nor in
-        Standby.
+        If one instance is refused, none changes (see `AwsAnswers.protection_is_all_or_nothing`). Raises ValidationError
+        with AWS's message if an instance is not in the group, or neither InService nor in Standby.
         """
         members = {member.instance.id: member for member in group.instance_states}
         accepted = PROTECTABLE | ({"Pending", "Pending:Wait"} if self._answers.pending_member_is_protectable else set())

@@ -63,7 +63,7 @@ ADMIN_PREFIX = "/_everstep/"
 ADMIN_PATHS = "config (GET, PUT), faults (GET, POST, DELETE), wrong-calls (GET, DELETE), calls, instances, links (GET)"
 MAX_ADMIN_BODY_BYTES = 64 * 1024
 MAX_API_BODY_BYTES = 16 * 1024 * 1024
-"""Of a request to any service except S3: twice the largest size that AWS documents."""
+"""Limit of a request to any service except S3: twice the largest size that AWS documents."""
 MOTO_PATHS = ("/moto-api", "/latest/meta-data/", "/latest/api/", "/favicon.ico")
 """Paths outside AWS's APIs that moto serves without a signature. The local cloud refuses them."""
 RECEIVED = "everstep.received"
@@ -71,7 +71,7 @@ RECEIVED = "everstep.received"
 CONCURRENT = frozenset({"s3", "sqs"})
 LOOPBACK = "127.0.0.1"
 CONTROL_PLANES: Final = 2
-"""Of one local cloud."""
+"""Largest number of servers of one local cloud."""
 SERVICES_BESIDE: Final = CONTROL_PLANES + 2
 """Services with an address of their own: control planes, a load balancer, and an S3 server in place of the local one.
 """

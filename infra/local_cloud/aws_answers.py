@@ -29,7 +29,9 @@ class AwsAnswers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     protection_is_all_or_nothing: bool = True
     """Whether SetInstanceProtection changes no member of a call if it refuses one of them."""
     protection_set_at: Literal["launch", "service"] = "launch"
-    """When a new member gets the group's NewInstancesProtectedFromScaleIn: at launch, or when it enters service."""
+    """Time at which a new member gets the group's NewInstancesProtectedFromScaleIn: at launch, or when it enters
+    service.
+    """
     ended_member_stays: bool = True
     """Whether an ended instance stays a member of its group while ReplaceUnhealthy is suspended."""
     hook_holds_ended_member: bool = True
@@ -41,7 +43,7 @@ class AwsAnswers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     topology_layers: Annotated[int, msgspec.Meta(ge=0, le=4)] = 3
     """Network nodes that DescribeInstanceTopology returns for an instance."""
     auto_scaling_rate: Rate = AUTO_SCALING
-    """Of all calls of Auto Scaling together."""
+    """Rate of all calls of Auto Scaling together."""
 
 
 class RecordedAnswers(msgspec.Struct, frozen=True, kw_only=True):

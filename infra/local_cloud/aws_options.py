@@ -22,7 +22,7 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Additional variables of every instance."""
     seed: int = 0
     network_name: str = ""
-    """Of the virtual network. Empty if instances share this machine's loopback."""
+    """Name of the virtual network. Empty if instances share this machine's loopback."""
     aws_answers: str | None = None
     """File of `everstep aws-conformance`. None: the newest stored answers, if any."""
 

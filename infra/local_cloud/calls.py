@@ -24,7 +24,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
     service: str
     action: str
     parameters: dict[str, str]
-    """In AWS's query protocol, without Action and Version."""
+    """Parameters in AWS's query protocol, without Action and Version."""
     status: int
     """HTTP status of the answer."""
     caller: str = ""

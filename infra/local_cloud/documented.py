@@ -27,7 +27,7 @@ _MOST_ITEMS: Final = re.compile(
 _MOST_RECORDS: Final = re.compile(r"maximum value is (?:<code>)?(\d+)")
 
 GROWING: Final = frozenset({"InstanceType"})
-"""Not checked, because AWS extends them every month and botocore's list is incomplete."""
+"""Enumerations that are not checked, because AWS extends them every month and botocore's list is incomplete."""
 SHOWN_VALUES: Final = 12
 FILTER_VALUES: Final = 200
 """Limit of the values of all filters of a call. Source: Amazon EC2 User Guide, list and filter your resources."""

@@ -81,7 +81,7 @@ class Life:
     ended_at: float | None = None
     slot_free_at: float = 0.0
     announced_state: str = ""
-    """In the last event; empty before the first."""
+    """State in the last event; empty before the first."""
     failed_checks: dict[StatusCheck, datetime] = field(default_factory=dict)
     """Failing checks, each with the time of its first failure."""
     scheduled: tuple[PlannedEvent, ...] = ()

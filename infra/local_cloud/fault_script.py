@@ -33,7 +33,7 @@ NOTICE: Final = (5.0, 30.0)
 
 
 AGAIN_SECONDS: Final = 0.3
-"""Until the next attempt of a refused fault whose line allows retries."""
+"""Pause until the next attempt of a refused fault whose line allows retries."""
 
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -41,11 +41,11 @@ _Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 class _Timing(msgspec.Struct, frozen=True, kw_only=True):
     at_seconds: _Seconds
-    """Since the start of the play."""
+    """Seconds since the start of the play."""
     within_seconds: _Seconds = 0.0
-    """During which the player retries a refused fault, for example until its target runs."""
+    """Seconds during which the player retries a refused fault, for example until its target runs."""
     lasts_seconds: _Seconds | None = None
-    """After which the player clears this kind of fault. None: a later line clears it."""
+    """Seconds after which the player clears this kind of fault. None: a later line clears it."""
 
 
 class Moment(_Timing, frozen=True, kw_only=True):

@@ -36,7 +36,7 @@ class Lognormal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 
     median_seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)]
     sigma: Annotated[float, msgspec.Meta(ge=0, le=3)] = 0.5
-    """Of the delay's natural logarithm."""
+    """Standard deviation of the delay's natural logarithm."""
     longest_seconds: Seconds = 3600.0
     """Upper limit of the delay."""
 
@@ -55,9 +55,9 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     slot_release_seconds: Delay = 0.0
     """Time for which an ended instance still occupies `capacity`; minutes on the real AWS."""
     launch_retry_seconds: Seconds = 1.0
-    """Until a group retries a failed launch; minutes on the real AWS."""
+    """Seconds until a group retries a failed launch; minutes on the real AWS."""
     administrative_suspension_seconds: Seconds | None = None
-    """Until AWS suspends Launch if all launches fail; usually 24 hours on the real AWS. None: never."""
+    """Seconds until AWS suspends Launch if all launches fail; usually 24 hours on the real AWS. None: never."""
     remember_terminated_seconds: Seconds = 3600.0
     """Time for which EC2 describes an ended instance; about an hour on the real AWS."""
     throttle: dict[Service, Share] = {}
@@ -65,18 +65,18 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     api_rate_share: Annotated[float, msgspec.Meta(gt=0, le=10)] | None = None
     """Rate limits of EC2 and Auto Scaling, as a fraction of AWS's own (`rates`). None: no limits."""
     visibility_seconds: Delay = 0.0
-    """From a launch or a state change until Describe operations show it."""
+    """Seconds from a launch or a state change until Describe operations show it."""
     describe_omit_share: Share = 0.0
-    """Of existing instances in each answer of Describe operations."""
+    """Share of existing instances in each answer of Describe operations."""
     disrupted_zones: tuple[str, ...] = ()
     """Zones in which DescribeInstances and DescribeInstanceStatus fail, without ids or with one of an instance there.
     """
     event_delay_seconds: Delay = 0.0
-    """From a change to its event. Unequal delays change the order of events."""
+    """Seconds from a change to its event. Unequal delays change the order of events."""
     event_double_share: Share = 0.0
-    """Of events that are delivered twice, with the same id and independent delays."""
+    """Share of events that are delivered twice, with the same id and independent delays."""
     event_drop_share: Share = 0.0
-    """Of events that are lost."""
+    """Share of events that are lost."""
 
 
 CONDITIONS = msgspec.json.Decoder(Conditions)

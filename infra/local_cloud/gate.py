@@ -44,7 +44,7 @@ class AwsRequest:
     operation: OperationModel | None
     """None if the service has no such operation."""
     parameters: Mapping[str, Any]
-    """By their names in botocore."""
+    """Parameters by their names in botocore."""
 
 
 @dataclass(frozen=True, slots=True)

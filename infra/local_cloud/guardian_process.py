@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 COMMAND_PATIENCE_SECONDS: Final = 60.0
-"""For another command that holds the cluster's lock when the maker dies."""
+"""Longest wait for another command that holds the cluster's lock when the maker dies."""
 RETRY_DOWN_SECONDS: Final = 0.2
 
 

@@ -38,11 +38,11 @@ MAINTENANCE_ENDS: Final[Mapping[str, End]] = {
     "instance-reboot": "reboot",
     "system-reboot": "reboot",
 }
-"""What the local cloud does to an instance, by EC2's code of the event. Other codes do not affect it."""
+"""Action of the local cloud on an instance, by EC2's code of the event. Other codes do not affect it."""
 MAINTENANCE_LASTS: Final = timedelta(hours=2)
 BLOCK_END_LEAD: Final = timedelta(minutes=30)
-"""From the first termination of instances to the end of a Capacity Block, which AWS's warning names. Source: Amazon EC2
-User Guide (Capacity Blocks for ML).
+"""Time from the first termination of instances to the end of a Capacity Block, which AWS's warning names. Source:
+Amazon EC2 User Guide (Capacity Blocks for ML).
 """
 THROTTLED: Final = ("autoscaling", "ec2", "events", "sqs")
 NO_NETWORK: Final = (

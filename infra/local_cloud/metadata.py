@@ -20,7 +20,7 @@ TOKEN_PATH: Final = "/latest/api/token"
 LONGEST_TTL_SECONDS: Final = 21_600
 REQUEST_SECONDS: Final = 5.0
 MAX_TOKENS: Final = 1000
-"""Per instance. The oldest tokens are dropped first."""
+"""Limit per instance. The oldest tokens are dropped first."""
 
 
 class MetadataService:

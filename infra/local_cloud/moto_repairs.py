@@ -19,7 +19,7 @@ from moto.servicequotas.models import ServiceQuotasBackend
 from moto.sqs.models import Queue
 
 VCPU_QUOTA: Final = 3840.0
-"""Of each quota of EC2: enough for twenty p5.48xlarge instances. The value is invented."""
+"""Value of each quota of EC2: enough for twenty p5.48xlarge instances. The value is invented."""
 VCPU_QUOTAS: Final = {
     "L-1216C47A": "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances",
     "L-1945791B": "Running On-Demand Inf instances",

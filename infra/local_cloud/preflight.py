@@ -12,9 +12,11 @@ from infra.local_cloud import network
 from infra.local_cloud.errors import PreflightFailed
 
 MEMORY_BYTES_PER_NODE: Final = 576 * 1024**2
-"""For an agent, a small rank with its slots, and the warm process with torch, which shares some pages with the rank."""
+"""Memory for an agent, a small rank with its slots, and the warm process with torch, which shares some pages with the
+rank.
+"""
 MEMORY_BYTES_AT_ALL: Final = 1024**3
-"""For the local AWS, the control plane and the user's other programs."""
+"""Memory for the local AWS, the control plane and the user's other programs."""
 SHARE_FOR_SLOTS: Final = 0.5
 NEEDED: Final = {"control_plane": "server", "worker": "worker", "moto": "local"}
 

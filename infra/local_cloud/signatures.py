@@ -29,10 +29,10 @@ from everstep.protocol.local_keys import LocalKeys
 
 ALGORITHM: Final = "AWS4-HMAC-SHA256"
 SKEW: Final = timedelta(minutes=15)
-"""Between the clocks of caller and server, as on AWS."""
+"""Largest difference between the clocks of caller and server, as on AWS."""
 LONGEST_EXPIRY_SECONDS: Final = 7 * 24 * 3600
 ADMIN_SERVICE: Final = "everstep"
-"""Of requests below `/_everstep/`."""
+"""Service name of requests below `/_everstep/`."""
 UNSIGNED_PAYLOADS: Final = frozenset({"UNSIGNED-PAYLOAD", "STREAMING-UNSIGNED-PAYLOAD-TRAILER"})
 SIGNATURE_PARAMETERS: Final = (
     "X-Amz-Algorithm",
@@ -79,7 +79,7 @@ class IssuedKey:
 
     secret_access_key: str = field(repr=False)
     session_token: str = field(default="", repr=False)
-    """Of a role's session. Empty for the cluster's own key."""
+    """Token of a role's session. Empty for the cluster's own key."""
     expires_at: datetime | None = None
     is_owner: bool = False
     """True for the cluster's own key, the only one that may use `/_everstep/`."""
@@ -93,7 +93,7 @@ class SignedRequest:
     target: str
     """Path and query, still percent-encoded."""
     headers: Sequence[tuple[str, str]]
-    """In the order of arrival."""
+    """Headers in the order of arrival."""
 
     def header(self, name: str) -> str:
         """Return a header's values joined by commas; empty if missing."""
@@ -191,9 +191,9 @@ class _Signature:
     """Covered headers, in lower case."""
     value: str
     timestamp: str = ""
-    """Of a presigned URL. Empty if the header x-amz-date contains the time."""
+    """Time of a presigned URL. Empty if the header x-amz-date contains the time."""
     expiry: timedelta | None = None
-    """Of a presigned URL, else None."""
+    """Lifetime of a presigned URL, else None."""
 
 
 def _of_header(authorization: str) -> _Signature:

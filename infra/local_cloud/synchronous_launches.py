@@ -21,7 +21,7 @@ from infra.local_cloud.auto_scaling import AutoScaling, instance_types
 from infra.local_cloud.ec2 import INSUFFICIENT_CAPACITY
 
 TOKEN_SECONDS: Final = 8 * 3600.0
-"""Of a ClientToken."""
+"""Lifetime of a ClientToken."""
 MOST_INSTANCES: Final = 100
 _TOKEN: Final = re.compile(r"[A-Za-z0-9\-_/]{1,64}")
 

@@ -62,7 +62,7 @@ GROUP: Final = f"everstep-{FLEET}"
 FLEET_TAG: Final = "everstep:fleet"
 AVAILABILITY_ZONE: Final = "us-east-1a"
 INSTANCE_TYPE: Final = "c7i.2xlarge"
-"""What the nodes report, although they are processes without GPU."""
+"""Type that the nodes report, although they are processes without GPU."""
 IMAGE: Final = "ami-12c6146b"
 """A launch needs an image, here a predefined one of moto, but only the user data runs."""
 MAX_NODES: Final = 64
@@ -83,7 +83,7 @@ done
 exit $code
 """
 START_SECONDS: Final = 120.0
-"""For the start of a part. On an overloaded machine, its imports take most of a minute."""
+"""Limit for the start of a part. On an overloaded machine, its imports take most of a minute."""
 NODES_POLL_SECONDS: Final = 0.1
 T = TypeVar("T")
 
@@ -124,12 +124,12 @@ class ClusterOptions:
     """MaxSize of the fleet's group. None: `nodes` and `spares` together."""
     conditions: Conditions = field(default_factory=lambda: Conditions(api_rate_share=1.0))
     node_memory_bytes: int | None = None
-    """For the slots of one node. None: half the available memory, divided by the greatest number of nodes."""
+    """Memory for the slots of one node. In `ClusterOptions`, None means an equal part of half the available memory."""
     detection_seconds: float | None = None
     connect_seconds: float = 120.0
-    """Until all nodes have connected."""
+    """Limit until all nodes have connected."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Of the instances."""
+    """Variables of the instances."""
     control_plane_environment: Mapping[str, str] = field(default_factory=dict)
     """Additional variables."""
     has_standby: bool = False
@@ -145,7 +145,7 @@ class ClusterOptions:
     has_namespaces: bool = False
     """Whether each instance has a network namespace, so that faults can cut and slow its link."""
     seed: int | None = None
-    """Of all randomness in the local AWS. None: random."""
+    """Seed of all randomness in the local AWS. None: random."""
     aws_answers: Path | None = None
     """File of `everstep aws-conformance`. None: the newest stored answers, if any."""
 
@@ -156,11 +156,11 @@ class ClusterOptions:
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cluster may use of this machine."""
+    """Numbers that a cluster may use of this machine."""
 
     max_nodes: int
     node_memory_bytes: int
-    """For slots."""
+    """Memory for the slots of one node. In `ClusterOptions`, None means an equal part of half the available memory."""
 
 
 class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):

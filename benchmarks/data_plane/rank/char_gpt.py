@@ -28,11 +28,11 @@ LEARNING_RATE = 1e-3
 TEXT_BYTES = 1_000_000
 LAST_COMMIT_SECONDS = 2.0
 OTHERS_WARM_UP_STEPS = 8
-"""Of every other system, whose first write to a buffer takes several times as long as later ones."""
+"""Steps of every other system, whose first write to a buffer takes several times as long as later ones."""
 SETTLE_STEPS = 20
-"""After the measurement, in which a system tries to store its last step on both nodes."""
+"""Steps after the measurement, in which a system tries to store its last step on both nodes."""
 LOOK_SECONDS = 0.02
-"""Between two checks of a commit: 0.1 ms of CPU time each, several per step."""
+"""Seconds between two checks of a commit: 0.1 ms of CPU time each, several per step."""
 
 settings = json.loads(os.environ["EVERSTEP_HYPERPARAMETERS"])
 skipped_steps, counted_steps = int(settings["skipped"]), int(settings["counted"])
@@ -260,7 +260,7 @@ class Block:
     cpu_seconds: float = 0.0
     """Mean per step. Rank 0's value includes the agents."""
     numbers: list[int] = field(default_factory=list)
-    """Also of untimed steps."""
+    """Numbers of all steps, also of untimed ones."""
     kept_count: int = 0
 
 

@@ -51,7 +51,7 @@ class Steps:
     began_at: list[float] = field(default_factory=list)
     """Monotonic time of each call of `boundary`."""
     committed_at: list[float | None] = field(default_factory=list)
-    """When the page showed each step as committed, or None."""
+    """Time at which the page showed each step as committed, or None."""
 
 
 class CommitWatch:

@@ -20,7 +20,7 @@ from benchmarks.data_plane.rank.state import Meeting, State, equal_to_dump, paus
 
 SLOW_SECONDS = 5.0
 SLOW_REPEATS = 3
-"""Of an operation that takes longer than `SLOW_SECONDS`."""
+"""Repetitions of an operation that takes longer than `SLOW_SECONDS`."""
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Samples:
     state_bytes: int = 0
     first_blocked: float = 0.0
     blocked: list[float] = field(default_factory=list)
-    """Per step with a snapshot, with the wait before the optimizer's next change."""
+    """Blocked seconds per step with a snapshot, with the wait before the optimizer's next change."""
     tight_blocked: list[float] = field(default_factory=list)
     first_protect: float = 0.0
     protect: list[float] = field(default_factory=list)

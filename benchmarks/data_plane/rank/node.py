@@ -59,9 +59,9 @@ KEY = b"k" * 32
 ADDRESS = "127.0.0.1"
 SOCKET = "ranks.sock"
 SECONDS = 30.0
-"""Of every timeout in the plan. None expires."""
+"""Seconds of every timeout in the plan. None expires."""
 SETTLE_SECONDS = 0.1
-"""From the rank's first message until the fetch. The rank waits by then."""
+"""Seconds from the rank's first message until the fetch. The rank waits by then."""
 ENTRY = "train.py"
 SLOTS, SPARE_BYTES = 5, 256 * 1024**2
 """Memory of a node: multiples of the rank's state, and bytes. Everstep requires four slots; the fifth is a reserve,

@@ -16,14 +16,14 @@ class Launch:
     """Parameters of the process of one rank."""
 
     adapter: str
-    """Below the package `systems`."""
+    """Module and class below the package `systems`."""
     offers: list[str]
     rank: int
     state_mib: int
     repeats: dict[str, Any]
     meeting_port: int
     group_port: int
-    """For the process group of the system's ranks."""
+    """Port for the process group of the system's ranks."""
     memory: str
     """Folder on tmpfs, shared by both ranks."""
     dumps: str

@@ -10,13 +10,13 @@ class Repeats:
     """Number of repetitions of each measurement in one launch."""
 
     spaced_steps: int
-    """With a long span, in which all background work finishes."""
+    """Steps with a long span, in which all background work finishes."""
     tight_steps: int
-    """With a short span: twice the duration of a copy of the state."""
+    """Steps with a short span: twice the duration of a copy of the state."""
     protects: int
     """Snapshots with `Adapter.protect`. Everstep's loop measures the time to commit of every step instead."""
     local_restores: int
-    """Of the rank's own node. Everstep has more: one per restore of the other rank from its peer."""
+    """Restores from the rank's own node. Everstep has more: one per restore of the other rank from its peer."""
     peer_restores: int
     span_seconds: float
     tight_span_seconds: float

@@ -18,7 +18,7 @@ import torch.distributed as dist
 WIDTH = 512
 RANKS = 2
 GRADIENT = 1e-3
-"""Of every element. Everstep's snapshots contain gradients that a step leaves uncleared to the next."""
+"""Value of every element. Everstep's snapshots contain gradients that a step leaves uncleared to the next."""
 BLOCK = ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH), (WIDTH,), (WIDTH,))
 BYTES_OF_BLOCK = 3 * 4 * sum(math.prod(shape) for shape in BLOCK)
 
@@ -61,7 +61,7 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """Of all `tensors`."""
+        """Bytes of all `tensors`."""
         return sum(tensor.nbytes for _, tensor in self.tensors())
 
     def tree(self) -> dict[str, object]:

@@ -31,15 +31,15 @@ class Captures:
     """Durations of all captures of one kind."""
 
     seconds: list[float] = field(default_factory=list)
-    """Until the slot contained every byte."""
+    """Seconds until the slot contained every byte."""
     begin_seconds: list[float] = field(default_factory=list)
-    """For which the start blocked the training thread."""
+    """Seconds for which the start blocked the training thread."""
     wait_seconds: list[float] = field(default_factory=list)
-    """From then until the training thread may change the state."""
+    """Seconds from then until the training thread may change the state."""
     cpu_seconds: list[float] = field(default_factory=list)
-    """Of the whole process during each capture."""
+    """CPU seconds of the whole process during each capture."""
     allocation_count: int = 0
-    """Of device or pinned memory during the captures. None is expected."""
+    """Allocations of device or pinned memory during the captures. None is expected."""
     equal: list[bool] = field(default_factory=list)
 
 

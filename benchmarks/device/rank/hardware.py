@@ -22,7 +22,7 @@ from everstep.training.cuda_device import CudaDevice
 
 CUDA, HOST = "cuda", "cpu"
 SYNCHRONIZING = "synchronizing CUDA operation"
-"""In torch's warning about a call that waits for the device."""
+"""Text in torch's warning about a call that waits for the device."""
 REGISTRATION_SECONDS = 120.0
 
 

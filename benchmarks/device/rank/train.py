@@ -37,7 +37,7 @@ NO_BOUNDARY_SECONDS = 600.0
 VOCABULARY = 128
 WORDS_KEPT = 8
 SHARE_OF_MEMORY = 0.6
-"""Of free memory for the final comparison: clones on the device, copies of the holder's slots on the host."""
+"""Share of free memory for the final comparison: clones on the device, copies of the holder's slots on the host."""
 
 settings = everstep.training.hyperparameters(
     device="cuda",

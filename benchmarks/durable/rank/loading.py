@@ -23,7 +23,7 @@ from benchmarks.durable.rank.model import Training, freeze_imports
 from benchmarks.durable.rank.sizes import ModelSize
 
 STEPS = 6
-"""In the first generation, whose last step is committed when the script closes the session."""
+"""Steps in the first generation, whose last step is committed when the script closes the session."""
 
 
 def digest_of(training: Training) -> str:

@@ -54,5 +54,5 @@ class Training:
 
     @property
     def state_bytes(self) -> int:
-        """Of this rank's parameters and AdamW's two moments."""
+        """Bytes of this rank's parameters and AdamW's two moments."""
         return 3 * sum(each.to_local().nbytes for each in self.model.parameters())  # type: ignore[attr-defined]

@@ -42,7 +42,8 @@ from worker.storage.object_store import ObjectStore
 from worker.storage.s3 import s3_store
 
 SETTLE_SECONDS = 0.5
-"""From a rank's first message until its load. It waits by then, also if six ranks connect at once on two cores."""
+"""Seconds from a rank's first message until its load. It waits by then, also if six ranks connect at once on two cores.
+"""
 BUCKET = "bench"
 STORED = "stored"
 """File with a line per finished upload: step and monotonic time of its end."""

@@ -10,7 +10,7 @@ SETTLE_STEPS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Of the model and a rank's batch."""
+    """Sizes of the model and a rank's batch."""
 
     layers: int
     width: int

@@ -38,7 +38,7 @@ from benchmarks.traces import whole_rows
 WARM_UP_PERIODS = 1
 """Blocks of warm-up, in which the session audits its first snapshots and the agent allocates slots."""
 STORE_SECONDS = 60.0
-"""For the end of Everstep's upload after the counted steps."""
+"""Seconds for the end of Everstep's upload after the counted steps."""
 LOOK_SECONDS = 0.02
 
 
@@ -63,7 +63,7 @@ class Block:
     resumed_at: float = 0.0
     """Return of the call that begins the checkpoint."""
     stored_at: float = 0.0
-    """When this rank's part was stored."""
+    """Time at which this rank's part was stored."""
     ended_at: list[float] = field(default_factory=list)
     """End of each counted step."""
     waited: list[float] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Block:
     save_seconds: float = 0.0
     """Blocked time of training. For Everstep, the median of the block's snapshots, with the wait for the copy."""
     state_bytes: int = 0
-    """Of this rank."""
+    """Bytes of this rank."""
     helper_seconds: float = 0.0
     """CPU time of this rank's node and child processes, from the checkpoint's step to the block's end."""
 

@@ -18,7 +18,7 @@ from torch.optim import AdamW
 
 BATCH, CONTEXT, VOCABULARY = 4, 64, 128
 STEP_SECONDS = 0.1
-"""At least. On two cores, a system needs this time to store every step."""
+"""Shortest step. On two cores, a system needs this time to store every step."""
 MANY_STEPS = 1_000_000
 """More than needed. The benchmark stops the job."""
 DEEPSPEED = {
