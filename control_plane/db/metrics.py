@@ -47,7 +47,7 @@ _NODES = ("least_on", "most_on")
 
 
 class SeriesKind(StrEnum):
-    """Whether each series is of one node or of one rank."""
+    """Whether each series of a metric contains the values of one node, or of one rank."""
 
     NODE = "Node"
     RANK = "Rank"
