@@ -21,9 +21,9 @@ Json = dict[str, Any]
 
 SCRIPTS = Path(__file__).parent / "scripts"
 POLL_SECONDS = 0.05
-"""While a benchmark measures the time of an event. Client and control plane together use 5 % of a core."""
+"""Interval while a benchmark measures the time of an event. Client and control plane use 5 % of a core."""
 QUIET_POLL_SECONDS = 1.0
-"""While step times are measured. Users poll about as rarely."""
+"""Interval while step times are measured. Users poll about as rarely."""
 EVERY_STEP = 1.0
 """`MaxSlowdown` for a snapshot at every step, as the compared systems take. The default skips steps of 50 ms."""
 CONNECT_SECONDS = 120.0

@@ -29,7 +29,7 @@ class Settings:
     bucket: str
     mode: CloudMode = CloudMode.AWS
     region: str = ""
-    """Required in AWS mode. In local mode, that of the simulated AWS."""
+    """AWS region, required in AWS mode. In local mode, that of the simulated AWS."""
     aws_endpoint_url: str | None = None
     aws_s3_endpoint_url: str | None = None
     """None: S3 is at `aws_endpoint_url`."""

@@ -41,11 +41,11 @@ class Run(BenchmarkRun):
     frames_ms: dict[str, Sequence[float]]
     """Frame times by scrolled element."""
     bytes_per_hour: dict[str, tuple[float, float]]
-    """Received by an open page, by page: measured, and if responses were complete and without compression."""
+    """Bytes by page: measured, and if responses were complete and without compression."""
     shifts: dict[str, float]
     """Cumulative layout shift of the first load, by path."""
     first_load_bytes: dict[str, int]
-    """Compressed, by path."""
+    """Compressed bytes by path."""
 
 
 def rows(run: Run) -> list[Row]:

@@ -25,7 +25,7 @@ class System:
     package: str
     """Package whose version the page shows."""
     requirements: tuple[str, ...] = ()
-    """Besides torch. Empty: Everstep's environment."""
+    """Packages in addition to torch. Empty: the system runs in Everstep's environment."""
     metrics: tuple[str, ...] = ("blocked", "tight_blocked", "restore_local", "memory")
     """Metrics that the benchmark can measure."""
 

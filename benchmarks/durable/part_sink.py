@@ -22,7 +22,7 @@ from xml.sax.saxutils import escape
 from benchmarks.durable.token_bucket import TokenBucket
 
 PIECE_BYTES = 1024**2
-"""Received by a thread at once."""
+"""Piece that a thread receives at once."""
 ETAG = '"0"'
 MISSING = "<Error><Code>NoSuchKey</Code></Error>"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_REGION": "us-east-1"}

@@ -22,7 +22,7 @@ RANKS = 1
 FLOOR, EVERSTEP, DCP = "floor", "everstep", "dcp"
 SYSTEMS = (FLOOR, EVERSTEP, DCP)
 STEPS, QUICK_STEPS = 24, 6
-"""Counted per block. On a quiet machine, every upload ends within the first half."""
+"""Steps that count per block. On a quiet machine, every upload ends within the first half."""
 BYTES_PER_SECOND = 120e6
 """Bytes per second of parts over all connections, so that uploads last for several steps."""
 SIZE = ModelSize(layers=2, width=640, batch=2)

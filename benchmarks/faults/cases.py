@@ -45,7 +45,7 @@ class Place:
     nodes: tuple[str, ...]
     """Node ids by rank; before a job runs, of all nodes of the cluster."""
     link_bytes_per_second: float
-    """Measured between two nodes without other traffic."""
+    """Rate between two nodes without other traffic."""
     node_memory_bytes: int
     state_mib: int
     """Default per rank. A case can use another size."""

@@ -27,9 +27,9 @@ class Boundary:
     at: float
     """Monotonic seconds."""
     held_seconds: float
-    """Blocked by the session in the step that ends here."""
+    """Seconds for which the session blocked the step that ends here."""
     committed: int
-    """Newest on the rank's page; -1 before the first commit."""
+    """Newest committed step on the rank's page; -1 before the first commit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Running:
     job: BenchJob
     trace: Path
     word: str = ""
-    """Reported last."""
+    """Protection state that the API reported last."""
     told: list[tuple[float, str, str]] = field(default_factory=list)
     """Time, protection state and reason of each answer that differs from the one before."""
 

@@ -18,7 +18,7 @@ from benchmarks.traces import Passed, first_beyond, highest_step, read_trace, st
 
 NODES, SPARES, COPIES = 4, 1, 2
 MANY_STEPS = 1_000_000
-"""More than needed. The benchmark stops the job."""
+"""A number that no run reaches. The benchmark stops the job."""
 CLOCKS_TOLERANCE_SECONDS, CLOCKS_TOLERANCE_RATIO = 1.0, 0.2
 """Two clocks disagree beyond both limits. The API receives step numbers only once per second."""
 PHASES = ("detect", "replace", "restore", "rework")

@@ -66,14 +66,14 @@ class Case:
     idle_seconds: tuple[float, ...] = (0.045, 0.016, 0.022, 0.016, 0.035, 0.026)
     """Seconds of the computation before each collective, a timed wait."""
     collective_seconds: float = 0.04
-    """While no snapshot is being sent."""
+    """Duration while no snapshot is being sent."""
     link_megabits: int = 200
     blocks: int = 9
     block_iterations: int = 5
     is_crowded: bool = False
     """A snapshot takes longer than the idle time, so Everstep's budget selects the steps."""
     settle_iterations: int = 0
-    """Unmeasured, in which the budget learns the cost of a snapshot."""
+    """Iterations before the measurement, in which the budget learns the cost of a snapshot."""
 
     @property
     def state_bytes(self) -> int:

@@ -18,7 +18,7 @@ from infra.local_cloud.fault_kinds import Capacity, Terminate
 
 NODES = 4
 FIRST_STEPS = 5
-"""Committed by a launch before the next measurement."""
+"""Steps that a launch commits before the next measurement."""
 BATCH, GLOBAL_BATCH = 2, 24
 """Samples of a rank at once, and of all ranks per step: divisible by 4 and by 3 ranks."""
 

@@ -35,7 +35,7 @@ class Blackout:
     lost_steps: int
     restarted_ranks: int
     steps: int
-    """Finished by the ranks in this time."""
+    """Steps that the ranks finished in this time."""
 
 
 def interrupt(contender: Contender, fault: Fault) -> Interruption:

@@ -33,7 +33,7 @@ class Interruption:
     seconds: float
     """Seconds until every rank in `Contender.waited_for` has finished a new step."""
     lost_steps: int
-    """Finished before the fault and repeated after it."""
+    """Steps finished before the fault and repeated after it."""
     came_back: bool = True
     """False if the benchmark had to restart the job."""
     stopped_seconds: float | None = None
@@ -52,7 +52,7 @@ class Rehearsed:
     seconds: float
     """Longest time in which a rank did not train."""
     steps: int
-    """Repeated."""
+    """Number of repeated steps."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ LOST_DOMAINS = (1, 2)
 DOMAIN_NODES = 16
 """Nodes per failure domain."""
 CALLS = 5
-"""Timed separately, of each placement function."""
+"""Number of separately timed calls of each placement function."""
 
 Found = TypeVar("Found")
 

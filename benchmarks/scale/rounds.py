@@ -56,7 +56,7 @@ class RoundFigure:
     root_ms: float
     """Mean CPU time of the coordinator's agent."""
     root_messages: float
-    """Received by the coordinator's agent per round."""
+    """Messages that the coordinator's agent receives per round."""
 
     @property
     def is_flat(self) -> bool:

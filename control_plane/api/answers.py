@@ -30,10 +30,10 @@ from control_plane.db.versions import Versions
 
 MAX_AGE_SECONDS: Final = 1.0
 MAX_AGE_UNSEEN_SECONDS: Final = 0.2
-"""While this server cannot see the commits of other servers."""
+"""Limit while this server cannot see the commits of other servers."""
 MAX_BYTES: Final = 32 * 1024 * 1024
 ENTRY_BYTES: Final = 2_048
-"""Besides its body: measured, 1.5 kB."""
+"""Memory of a response without its body: measured, 1.5 kB."""
 MAX_ANSWER_BYTES: Final = 2 * 1024 * 1024
 _SHARED: Final = re.compile(r"/v1/training-jobs(/[^/]+(/metric-data)?)?")
 _OF_SESSIONS: Final = (b"cookie", b"sec-fetch-site", b"origin")

@@ -58,9 +58,9 @@ class LogPauses:
     """Seconds between two reads of a followed log from S3."""
 
     stored_seconds: float = 2.0
-    """While the client has received all lines without a gap."""
+    """Pause while the client has received all lines without a gap."""
     catch_up_seconds: float = 0.3
-    """While the client lacks a line that precedes a received one."""
+    """Pause while the client lacks a line that precedes a received one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

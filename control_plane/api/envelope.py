@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 MAX_QUERY_FIELDS: Final = 1_000
 STREAMED_PREFIX = "/v1/sources/"
 UNKNOWN_BYTES = 1 << 20
-"""Assumed if the request does not state the length."""
+"""Length that counts if the request does not state it."""
 LITTLE_BYTES = 1 << 16
 """Up to this length, the server discards the rest of a body without a wait of its client."""
 SILENT_SECONDS: Final = 20.0
 BODY_SECONDS: Final = 60.0
 UPLOAD_SECONDS: Final = 900.0
-"""Enough for an archive of 256 MiB at 2.4 Mbit/s."""
+"""Limit that suffices for an archive of 256 MiB at 2.4 Mbit/s."""
 _ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ALWAYS: Final = {"x-content-type-options": "nosniff"}
 _OF_THE_API: Final = {"cache-control": "no-store"}

@@ -55,7 +55,7 @@ class KnownAgents:
     """The state of agents, as the servers to which they are connected report it."""
 
     views: Mapping[NodeId, AgentView]
-    """Disconnected agents included."""
+    """State by node, disconnected agents included."""
     refused: Mapping[NodeId, int]
     """Rejected messages by the sending agent's node. Nodes without any can be missing."""
 

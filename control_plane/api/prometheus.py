@@ -38,7 +38,7 @@ class ServerFacts:
 
     version: str
     jobs: tuple[SavedJob, ...]
-    """Unfinished."""
+    """Jobs that have not ended."""
     shards: Mapping[str, tuple[ShardRecord, ...]]
     """Shards of unfinished jobs, by run id."""
     recoveries: tuple[Recoveries, ...]

@@ -49,9 +49,9 @@ class CloudEvent:
     """A parsed AWS event about instances."""
 
     event_id: str
-    """Same for every delivery."""
+    """Id that is the same for every delivery."""
     detail_type: str
-    """AWS's name of the kind."""
+    """AWS's name of the kind of event."""
     at: datetime
     instance_ids: tuple[NodeId, ...] = ()
     """Empty if the event names none."""

@@ -82,7 +82,7 @@ class MemberState:
     health_status: str
     """`Healthy` or `Unhealthy`. No evidence, because Auto Scaling never resets Unhealthy."""
     is_protected: bool
-    """Protected from scale-in."""
+    """Whether the instance is protected from scale-in."""
     availability_zone: str
     instance_type: str = ""
 

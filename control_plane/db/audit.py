@@ -53,9 +53,9 @@ class AuditFilter:
     token_id: str | None = None
     project: str | None = None
     after: datetime | None = None
-    """Inclusive."""
+    """Only entries at or after this time."""
     before: datetime | None = None
-    """Exclusive."""
+    """Only entries before this time."""
     before_id: int | None = None
     """Only entries with a lower id, to continue a list."""
 

@@ -68,7 +68,7 @@ class JobDescription:
     incidents: IncidentTotals
     open_drill_id: str | None
     node_ids: tuple[str, ...]
-    """Assigned to the job now."""
+    """Nodes that are assigned to the job now."""
 
 
 def find(session: Session, text: str, project: str | None = None) -> JobDescription:

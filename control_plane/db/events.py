@@ -98,13 +98,13 @@ class EventFilter:
     fleet_name: str | None = None
     project: str | None = None
     after_id: int = 0
-    """Exclusive."""
+    """Only events with a higher id."""
     before_id: int | None = None
-    """Exclusive."""
+    """Only events with a lower id."""
     after: datetime | None = None
-    """Inclusive."""
+    """Only events at or after this time."""
     before: datetime | None = None
-    """Exclusive."""
+    """Only events before this time."""
 
 
 def newest_of(

@@ -107,7 +107,7 @@ class JobTransition:
     reason: str
     at: datetime
     is_paused: bool = False
-    """Paused by a user at that time."""
+    """Whether a user had paused the job at that time."""
     stepped_at: datetime | None = None
     """For the state running: when a rank finished the first new step. None before."""
 

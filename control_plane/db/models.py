@@ -660,7 +660,7 @@ class MetricLogRow(Base):
 
     run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
     generation: Mapped[int]
-    """Newest with a value."""
+    """Newest generation with a value."""
     agent_id: Mapped[str]
     next_number: Mapped[int]
     """Next number of the agent. Values with smaller numbers are stored already, or are lost."""

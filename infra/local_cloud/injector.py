@@ -82,7 +82,7 @@ class Injector:
     aws_addresses: tuple[str, ...]
     control_plane_addresses: tuple[str, ...]
     history: list[Effect] = field(default_factory=list, init=False)
-    """Oldest first, at most `HISTORY`."""
+    """Effects, oldest first, at most `HISTORY`."""
     # `clear` reads the following records of the lasting faults in effect, and ends these faults.
     _stopped: list[Process] = field(default_factory=list, init=False)
     _sick_gpus: dict[str, dict[int, Gpu]] = field(default_factory=dict, init=False)

@@ -50,7 +50,7 @@ EC2_OPERATIONS: Final[Mapping[str, Rate]] = {
 }
 """Operations with a bucket of their own, as far as Everstep or its users call them."""
 AUTO_SCALING: Final = Rate(50, 5)
-"""Assumed: the smallest general bucket of EC2. AWS publishes no rate."""
+"""The smallest general bucket of EC2, an assumption, because AWS publishes no rate."""
 
 
 def family_of(

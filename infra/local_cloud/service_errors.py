@@ -28,7 +28,7 @@ _FORMS: Final = {"ec2": _EC2, "s3": _S3}
 _QUERY_SERVICES: Final = frozenset(
     {"autoscaling", "cloudformation", "elasticloadbalancing", "iam", "monitoring", "sns", "sts"}
 )
-"""Besides EC2 and S3. All other services answer in JSON."""
+"""Services that answer in XML, like EC2 and S3. All others answer in JSON."""
 
 THROTTLED: Final = {
     "autoscaling": ("400 Bad Request", "Throttling", "Rate exceeded"),

@@ -34,7 +34,7 @@ QUIET_RATIO = 0.9
 ms of CPU time from the measured work.
 """
 FIRST_SNAPSHOTS = 4
-"""Reported separately. The first three are audited, the fourth is the first without an audit."""
+"""Snapshots that are reported separately: three audited ones, and the first without an audit."""
 FIRST_STEPS = 60
 SETTLE_STEPS = 100
 COMMIT_PATIENCE_SECONDS = 60.0

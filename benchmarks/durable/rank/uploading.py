@@ -50,7 +50,7 @@ class Settings:
     order: Sequence[str]
     """System of each block."""
     steps: int
-    """Counted ones of each block."""
+    """Number of counted steps in each block."""
 
 
 @dataclass(kw_only=True)

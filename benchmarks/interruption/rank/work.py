@@ -20,7 +20,7 @@ BATCH, CONTEXT, VOCABULARY = 4, 64, 128
 STEP_SECONDS = 0.1
 """Shortest step. On two cores, a system needs this time to store every step."""
 MANY_STEPS = 1_000_000
-"""More than needed. The benchmark stops the job."""
+"""A number that no run reaches. The benchmark stops the job."""
 DEEPSPEED = {
     "train_micro_batch_size_per_gpu": BATCH,
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 1000, "reduce_bucket_size": 1_000_000},
