@@ -47,7 +47,11 @@ class _NotRead(Exception):
 
 
 class _Body:
-    """The body of one request, which has to arrive in time and within a limit."""
+    """The body of one request, which has to arrive in time and within a limit.
+
+    `announced_bytes` is 0 without a body, and None for an unknown length. `limit_bytes` None: the route
+    streams the body to disk.
+    """
 
     def __init__(
         self,

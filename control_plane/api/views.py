@@ -197,7 +197,10 @@ def _unstored_outputs(job: SavedJob) -> dict[str, Any]:
 
 
 def queued_behind(turns: QueueSchedule, run: RunId, only_project: str | None) -> list[str]:
-    """Return the names of those jobs ahead of a queued job that belong to `only_project` (None: all), in order."""
+    """Return the names of those jobs ahead of a queued job that belong to `only_project` (None: all), in order.
+
+    `turns` contains the job's run.
+    """
     return [other.job for other in turns.ahead_of(run) if only_project in (None, other.project)]
 
 

@@ -259,9 +259,6 @@ def _some(instance_ids: Sequence[NodeId]) -> str:
 def ensure(operator: CloudOperator, group: GroupState) -> Ensured:
     """Give an Auto Scaling group the settings that Everstep requires. Return the group and the changes. Idempotent.
 
-    CreateFleet calls this function. `ensure` makes exactly the changes that `changes` returns for `group`, because a
-    person may have confirmed these changes. `ensure` never changes the settings in `checks`.
-
     Makes exactly the changes that `changes` returns for `group`, because a person may have confirmed them.
 
     Raises:

@@ -62,7 +62,7 @@ def page(
     sort_by: SortBy = SortBy.CREATION_TIME,
     is_ascending: bool = False,
 ) -> tuple[SavedJob, ...]:
-    """Return one page of jobs. Jobs with equal values are sorted by run id."""
+    """Return the page of jobs after a position (None: the first). Equal values are sorted by run id."""
     column = _COLUMNS[sort_by]
     keys = (column, JobRow.run_id)
     query = (

@@ -56,7 +56,8 @@ def revise(
 ) -> SavedJob:
     """Store the next revision of a job that the same transaction has read. Return the changed job.
 
-    `spec` and `tags` are complete. Raises Conflict if the job has ended, or a concurrent request changed it.
+    `spec` and `tags` are complete, `changes` is not empty. Raises Conflict if the job has ended, or a
+    concurrent request changed it.
     """
     if job.ended_at is not None:
         raise Conflict(f"the training job {job.name!r} has ended: {job.reason}")
