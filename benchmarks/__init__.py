@@ -1,6 +1,7 @@
 """Benchmarks of Everstep. Most of them compare a measured value with a floor.
 
-A floor is a bound that no system can beat on this machine, such as the time of a plain memcpy.
+A floor is a bound that no system can beat on this machine, such as the time of a plain memcpy. A package has its
+measurements in `__main__.py`, and its results and page, stored in `docs/`, in `report.py`.
 
     first/         make bench-first: time that snapshots block training, slowdown of a model, recovery times
     data_plane/    make bench-data-plane: the data plane, compared systems and floors
@@ -15,15 +16,6 @@ A floor is a bound that no system can beat on this machine, such as the time of 
     api/           make bench-api: response times of the API, followed logs and the command line
     dashboard/     make bench-dashboard: the dashboard in Chromium
 
-    command.py     the command line of every benchmark: options, a check of the machine's load, exit codes
-    page.py        the renderer of every page, from stored results and a template in pages/ (pure)
-    rows.py        measured values, limits, verdicts (whether a value meets its limit), and their table (pure)
-    picture.py     bars as SVG (pure)
-    measures.py    medians, spread, and the rule for an inconclusive measurement (pure)
-
-A package has its measurements in `__main__.py`, and its results and page in `report.py`. Its results and its page are
-stored in `docs/`. `python -m benchmarks` renders all pages again from stored results.
-
-Invariant: every measurement is reported. If its floor changed during the measurement, the report marks the measurement
-as inconclusive. No benchmark repeats a measurement to improve its result.
+Invariant: every measurement is reported. If its floor changed during the measurement, it is marked as inconclusive. No
+benchmark repeats a measurement to improve its result.
 """

@@ -21,36 +21,24 @@ Json = dict[str, Any]
 
 SCRIPTS = Path(__file__).parent / "scripts"
 POLL_SECONDS = 0.05
-"""Seconds between two polls for an event whose time a benchmark measures.
-
-On the measured machine, polls at this interval use 5 % of a core, for the client and the control plane together.
-"""
+"""Interval while a benchmark measures the time of an event. Client and control plane use 5 % of a core."""
 QUIET_POLL_SECONDS = 1.0
-"""Seconds between two polls while step times are measured: rare enough that the polls do not slow the steps. Users poll
-about as rarely.
-"""
+"""Interval while step times are measured. Users poll about as rarely."""
 EVERY_STEP = 1.0
-"""Value of `MaxSlowdown` with which Everstep takes a snapshot at every step.
-
-The compared systems also take a snapshot at every step. With the default `MaxSlowdown`, Everstep would take a snapshot
-only at every second or third step if a step takes 50 ms.
-"""
+"""`MaxSlowdown` for a snapshot at every step, as the compared systems take. The default skips steps of 50 ms."""
 CONNECT_SECONDS = 120.0
 ENDED = ("Completed", "Stopped", "Failed")
 PATIENCE_SECONDS = 150.0
-"""Longest time in seconds for which a job may show no progress. After this time, the benchmark fails.
-
-The limit applies to missing progress and not to the total time, because a job on a busy machine is slow but works.
-"""
+"""Longest time without progress, not in total, because a job on a busy machine is slow but works."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """The local cluster, API client and output folder that all measurements of a benchmark use."""
+    """The cluster, client and folder that all measurements of a benchmark use."""
 
     cluster: LocalCluster
     client: Any
-    """API client of the cluster, from `everstep.client()`."""
+    """Client from `everstep.client()`."""
     directory: Path
     """Folder for the jobs' output; emptied before the run."""
     say: Callable[[str], None]
@@ -67,10 +55,7 @@ class Bench:
         max_slowdown: float | None = None,
         **more: Any,
     ) -> BenchJob:
-        """Submit a job with one rank per node.
-
-        `max_slowdown` limits the cost of snapshots; None uses the service's default.
-        """
+        """Submit a job with one rank per node. `max_slowdown` None uses the service's default."""
         self.client.create_training_job(
             TrainingJobName=name,
             Source=self.client.upload_source(Directory=source),
@@ -83,13 +68,9 @@ class Bench:
         return BenchJob(self, name, nodes)
 
     def wait_until_warm(self, count: int) -> None:
-        """Wait until `count` nodes are connected and every connected node is warm.
+        """Wait until `count` nodes are connected, and all have imported the libraries of a rank.
 
-        A warm node has imported the libraries of a rank, so it starts ranks without further imports. Imports after the
-        start of a measurement would disturb it.
-
-        Raises:
-            BenchmarkFailed: a node did not finish its imports in time.
+        Raises BenchmarkFailed if late.
         """
         self.cluster.wait_for_nodes(count, timeout_seconds=CONNECT_SECONDS)
         deadline = time.monotonic() + CONNECT_SECONDS
@@ -105,7 +86,7 @@ class Bench:
             pause(POLL_SECONDS)
 
     def traced_source(self) -> Path:
-        """Return a folder with the char-GPT example's script and with `traced.py`, which records its boundaries."""
+        """Return a folder with the char-GPT example's script and `traced.py`, which records its boundaries."""
         source = self.directory / "traced-char-gpt"
         if not source.exists():
             shutil.copytree(
@@ -117,13 +98,7 @@ class Bench:
 
 @contextmanager
 def started_bench(directory: Path, say: Callable[[str], None], options: ClusterOptions) -> Iterator[Bench]:
-    """Start a local cluster, yield it as a `Bench`, and end it after the `with` block.
-
-    Args:
-        directory: folder of the benchmark. The cluster's files and logs are in its folder `cluster`.
-        say: receives progress messages.
-        options: the cluster's nodes.
-    """
+    """Start a local cluster in `directory/cluster`, yield it as a `Bench`, and end it after the `with` block."""
     say(f"starting {options.nodes} nodes and {options.spares} spares")
     with LocalCluster(directory / "cluster") as cluster:
         cluster.up(options)
@@ -133,8 +108,6 @@ def started_bench(directory: Path, say: Callable[[str], None], options: ClusterO
 
 @dataclass(frozen=True)
 class BenchJob:
-    """A job that the benchmark submitted."""
-
     bench: Bench
     name: str
     ranks: int
@@ -144,15 +117,9 @@ class BenchJob:
         return self.bench.client.describe_training_job(TrainingJobName=self.name)
 
     def wait(self, what: str, arrived: Callable[[Json], bool], poll_seconds: float = POLL_SECONDS) -> Json:
-        """Poll the job until `arrived` returns True for its description. Return this description.
+        """Poll the job until `arrived` is True for its description, and return it. `what` is for error messages.
 
-        Args:
-            what: name of the awaited state, for error messages.
-            arrived: returns True once the job's description shows the awaited state.
-            poll_seconds: seconds between two polls.
-
-        Raises:
-            BenchmarkFailed: the job ended early, or made no progress for `PATIENCE_SECONDS`.
+        Raises BenchmarkFailed if the job ended early, or made no progress for `PATIENCE_SECONDS`.
         """
         last, moved_at = None, time.monotonic()
         while not arrived(seen := self.describe()):
@@ -172,10 +139,9 @@ class BenchJob:
         return seen
 
     def completed(self) -> Json:
-        """Wait until the job completes without any restart.
+        """Wait until the job completes.
 
-        Raises:
-            BenchmarkFailed: the job failed, or a failure restarted its ranks, which makes its measurements invalid.
+        Raises BenchmarkFailed after a failure or a restart, which invalidates measurements.
         """
         seen = self.wait("its end", lambda seen: seen["TrainingJobStatus"] == "Completed", QUIET_POLL_SECONDS)
         if seen["Generation"] != 1:
@@ -185,7 +151,7 @@ class BenchJob:
         return seen
 
     def outputs(self, name: str) -> list[Any]:
-        """Read the JSON output file with this name of every rank, and return the parsed contents."""
+        """Return the parsed JSON output file with this name of every rank."""
         directory = self.bench.directory / "outputs" / self.name
         self.bench.client.download_outputs(TrainingJobName=self.name, Directory=directory)
         return [json.loads((directory / f"rank={rank}" / name).read_text()) for rank in range(self.ranks)]

@@ -1,9 +1,8 @@
 """The command line of every benchmark: options, a check of the machine's load, results, page and exit code.
 
-On SIGTERM, the benchmark raises SystemExit, so that its context managers end the processes that it started.
-
-A row is one measured value with its limit. Exit code 0: every row is within its limit or inconclusive. 1: nothing was
-measured. 2: a row misses its limit. 3: other programs kept the machine busy at the start, so that no value counts.
+Exit code 0: every row is within its limit or inconclusive. 1: nothing was measured. 2: a row misses its limit. 3: other
+programs kept the machine busy, so that no value counts. SIGTERM raises SystemExit, so that context managers end
+processes.
 """
 
 from __future__ import annotations
@@ -29,49 +28,43 @@ from infra.local_cloud.processes import exit_when_asked
 HOME = ROOT / ".everstep" / "bench"
 LOOK_SECONDS = 5.0
 MOST_LOOKS = 36
-"""Maximum number of load checks before a benchmark starts on a busy machine.
-
-All checks together take three minutes. In this time, a load average of 8 per core decays below `BUSY_LOAD_RATIO`.
-"""
+"""Load checks on a busy machine: three minutes, in which a load of 8 per core decays below `BUSY_LOAD_RATIO`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """A benchmark run that has started: its machine, its folders and its options."""
+    """A benchmark run that has started."""
 
     machine: Machine
     at: float
-    """Monotonic time in seconds at which the run started."""
+    """Monotonic start in seconds."""
     home: Path = HOME
-    """Folder for the files that the run creates. It is empty when the run starts."""
+    """Folder for files of the run. Empty at its start."""
     results: Path = HOME / "results.json"
-    """Path of the results. During the run, the file still contains the results of the previous run."""
+    """Path of the results. Until the end of the run, the file is the previous run's."""
     document: Path = HOME / "page.md"
-    """Path of the Markdown page that the run writes."""
+    """Markdown page."""
     arguments: argparse.Namespace = field(default_factory=argparse.Namespace)
 
     @property
     def is_quick(self) -> bool:
-        """True if the run takes few samples, to test the benchmark's own code."""
+        """Whether the run takes few samples, to test the benchmark's own code."""
         return bool(self.arguments.quick)
 
     @property
     def parts(self) -> Sequence[str]:
-        """Names of the benchmark's parts that this run measures, from the option `--only`."""
+        """Parts to measure, from `--only`."""
         return list(self.arguments.only)
 
     @property
     def seconds(self) -> float:
-        """Seconds since the run started."""
+        """Seconds since the start."""
         return time.monotonic() - self.at
 
     def write(self, page: Page, found: Mapping[str, object]) -> BenchmarkRun:
         """Write the results as JSON and the page as Markdown, and return the results.
 
-        Args:
-            page: the benchmark's page.
-            found: the benchmark's own results. This method adds the machine, the duration and the option `--quick`, if
-                `found` lacks them.
+        Adds the machine, the duration and `--quick` to `found`, if missing.
         """
         common = {"machine": self.machine, "is_quick": self.is_quick, "seconds": self.seconds}
         measured: BenchmarkRun = page.run(**{**common, **found})
@@ -92,15 +85,10 @@ def run(
     options: Callable[[argparse.ArgumentParser], object] = lambda _: None,
     needs_quiet: bool = True,
 ) -> int:
-    """Run a benchmark from its command line: measure, write results and page, and return the exit code.
+    """Run a benchmark from its command line, and return the exit code.
 
-    Args:
-        page: the benchmark's page.
-        measure: measures, and returns the benchmark's own results; raises BenchmarkFailed.
-        argv: the command line's arguments; None: the arguments of this process.
-        parts: names of the parts that `--only` selects.
-        options: adds the benchmark's own options.
-        needs_quiet: whether a run without `--quick` waits until other programs have stopped using the CPU.
+    `measure` returns the benchmark's own results, or raises BenchmarkFailed. `parts` are names for `--only`.
+    `needs_quiet` waits, without `--quick`, until other programs have stopped using the CPU.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {page.run.__module__.rpartition('.')[0]}")
     parser.add_argument("--quick", action="store_true", help=f"take few samples, and write the page to {HOME}")
@@ -137,18 +125,12 @@ def run(
 
 
 def pause(seconds: float) -> None:
-    """Wait before the next poll of a state. The benchmark polls states of which it receives no events."""
+    """Wait before the next poll of a state without events."""
     threading.Event().wait(seconds)
 
 
 def begin(*, is_patient: bool = False, wait: Callable[[float], object] = pause) -> Begun:
-    """Start a benchmark run. The main thread calls this function once, before the benchmark starts any process.
-
-    Args:
-        is_patient: wait up to three minutes until the load average of earlier work has decayed, because measurements
-            on a busy machine do not count.
-        wait: waits for a number of seconds.
-    """
+    """Start a run, in the main thread, before any process. `is_patient` waits for the load average of earlier work."""
     exit_when_asked(with_parent=False)
     machine = Machine.observe()
     if is_patient and _is_busy(machine):

@@ -16,7 +16,7 @@ CODE = ("everstep", "control_plane", "worker", "infra", "benchmarks", "examples"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The machine of a benchmark run, as observed at the start of the run."""
+    """The machine at the start of the run."""
 
     processor: str
     cores: int
@@ -25,9 +25,9 @@ class Machine:
     python: str
     versions: dict[str, str]
     load_average: tuple[float, float, float]
-    """Load average over 1, 5 and 15 minutes before the run."""
+    """1, 5 and 15 minutes before the run."""
     revision: str = ""
-    """Git commit of Everstep, followed by `+` if the code has uncommitted changes; empty outside a Git checkout."""
+    """Git commit, with `+` for uncommitted changes; empty outside a checkout."""
 
     @classmethod
     def observe(cls) -> Machine:
@@ -44,7 +44,7 @@ class Machine:
         )
 
     def words(self, *packages: str) -> str:
-        """Return the machine and some package versions as text for a benchmark's page in `docs/`."""
+        """Return the machine and versions of packages as text for a page."""
         versions = (f"{name} {self.versions[name]}" for name in packages)
         return ", ".join(
             [
@@ -60,7 +60,7 @@ class Machine:
 
     @property
     def load(self) -> str:
-        """Return the load average as text for a benchmark's page in `docs/`."""
+        """Return the load average as text for a page."""
         return ", ".join(f"{value:.2f}" for value in self.load_average)
 
 

@@ -1,10 +1,6 @@
-"""Computes statistics of repeated timings. The functions are pure.
+"""Computes statistics of repeated timings, and decides whether the machine was stable enough for a verdict. Pure.
 
-The functions compute medians and spreads, and decide whether the machine was stable enough to judge a
-value by its limit.
-
-Benchmarks compare a timing with a *floor*: a time below which no system can get on this machine, such as the time of a
-plain memcpy. A floor that changes during the measurement shows an unstable machine.
+Benchmarks compare a timing with a floor. A floor that changes during the measurement shows an unstable machine.
 """
 
 from __future__ import annotations
@@ -18,27 +14,18 @@ from random import Random
 from typing import TypeVar
 
 FLOOR_TOLERANCE_RATIO = 0.2
-"""Largest relative change of a floor from the start to the end of a measurement.
-
-If a floor (a time that no system can beat) changes more, the measurement is inconclusive.
-"""
+"""Largest change of a floor during a conclusive measurement."""
 BOOTSTRAP_ROUNDS = 1000
 CONFIDENCE = 0.95
 BUSY_LOAD_RATIO = 0.5
-"""Load average per core above which a machine counts as busy."""
+"""Load per core above which a machine counts as busy."""
 LEAST_COMMITS_RATIO = 0.95
-"""Smallest ratio of committed steps to all steps at which a benchmark reports that every step was kept."""
+"""Commits ÷ steps at which every step counts as kept."""
 Sample = TypeVar("Sample")
 
 
 class Verdict(StrEnum):
-    """Result of the comparison of a measured value with its limit.
-
-    - PASS: the value is within its limit.
-    - SHORT: the value misses its limit.
-    - INCONCLUSIVE: the measurement does not show whether the value meets its limit.
-    - NONE: the value has no limit.
-    """
+    """Result of the comparison of a value with its limit."""
 
     PASS = "pass"
     SHORT = "falls short"
@@ -48,59 +35,48 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Summary of repeated timings, in seconds unless the field that holds the summary names a different unit."""
+    """Summary of repeated timings, in seconds unless the field names another unit."""
 
     count: int
     minimum: float
     median: float
     p99: float
-    """99th percentile by nearest rank. With fewer than 100 timings, this is the largest timing."""
+    """Percentile by nearest rank; the largest of fewer than 100 timings."""
     maximum: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Summary:
-        """Return the summary of these values.
-
-        Raises:
-            ValueError: there are no values.
-        """
+        """Return the summary of values. Raises ValueError without any."""
         return cls(len(values), min(values), statistics.median(values), percentile(values, 0.99), max(values))
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Timings of an operation that no system can beat. They were measured before and after the timings of a system."""
+    """Timings of an operation that no system can beat, before and after a system's."""
 
     before: Summary
     after: Summary
 
     @property
     def median(self) -> float:
-        """Mean of the medians of `before` and `after`."""
+        """Mean of both medians."""
         return (self.before.median + self.after.median) / 2
 
     @property
     def moved_ratio(self) -> float:
-        """Difference between the medians of `before` and `after`, relative to the lower median."""
+        """Difference of both medians, relative to the lower one."""
         return moved_ratio(self.before.median, self.after.median)
 
     @property
     def stood_still(self) -> bool:
-        """True if the operation's median time before and after the system's measurement is nearly equal.
-
-        The two medians then differ by at most `FLOOR_TOLERANCE_RATIO`."""
+        """Whether both medians differ by at most `FLOOR_TOLERANCE_RATIO`."""
         return self.moved_ratio <= FLOOR_TOLERANCE_RATIO
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least `share` of all values do not exceed (nearest rank).
+    """Return the smallest value that at least `share` (above 0, at most 1) of all values do not exceed (nearest rank).
 
-    Args:
-        values: at least one, in any order.
-        share: fraction of the values, above 0, at most 1.
-
-    Raises:
-        ValueError: there are no values.
+    Raises ValueError without values.
     """
     if not values:
         raise ValueError("no values")
@@ -110,18 +86,10 @@ def percentile(values: Sequence[float], share: float) -> float:
 def bootstrap_interval(
     statistic: Callable[[Sequence[Sequence[Sample]]], float], *samples: Sequence[Sample], seed: int = 0
 ) -> tuple[float, float]:
-    """Return a confidence interval of a statistic by the percentile bootstrap.
+    """Return the bounds of `CONFIDENCE` of a statistic by the percentile bootstrap.
 
-    Args:
-        statistic: computes the value from one list of numbers per sample, in the order of `samples`.
-        samples: lists with at least one value each. Each list is resampled independently of the other lists.
-        seed: the same seed and samples give the same interval.
-
-    Returns:
-        The lower and the upper bound, between which `CONFIDENCE` of the resampled statistics lie.
-
-    Raises:
-        ValueError: a sample is empty.
+    `statistic` receives one list per sample, each resampled independently. The same seed gives the same interval.
+    Raises ValueError if a sample is empty.
     """
     if not samples or not all(samples):
         raise ValueError("no values")
@@ -134,30 +102,20 @@ def bootstrap_interval(
 
 
 def moved_ratio(one: float, other: float) -> float:
-    """Return the difference of two positive values, relative to the lower value."""
+    """Return the difference of two positive values, relative to the lower."""
     low, high = sorted((one, other))
     return high / low - 1 if low > 0 else math.inf
 
 
 def is_busy(load_average: float, cores: int) -> bool:
-    """Return True if a machine with this load average over one minute counts as busy."""
+    """Return whether this load average over one minute counts as busy."""
     return load_average / cores > BUSY_LOAD_RATIO
 
 
 def paired_ratios(order: str, values: Sequence[float]) -> list[float]:
-    """Return the relative excess of A over B for each pair in a sequence such as ABBA.
+    """Return A ÷ B − 1 for each pair in a sequence such as ABBA. Drift of the machine affects both values of a pair.
 
-    The comparison uses pairs, because drift of the machine affects both values of a pair.
-
-    Args:
-        order: A and B in the order of measurement. Each pair consists of one A and one B, in any order.
-        values: the positive values in that order.
-
-    Returns:
-        A ÷ B − 1 for each pair.
-
-    Raises:
-        ValueError: a pair has two A or two B.
+    Raises ValueError if a pair has two A or two B.
     """
     ratios = []
     for position in range(0, len(order) - 1, 2):

@@ -5,10 +5,7 @@ The template of a page is a file in `benchmarks/pages/`. A benchmark supplies a 
     {name}   is replaced by the text
     {name?}  is removed; it only decides whether its paragraph or section is left out
 
-A paragraph, table or list item is left out if one of its placeholders has no text. If a placeholder in a heading has no
-text, the whole section is left out.
-
-Invariant: `render` and `draw` are pure functions of the stored results. `write` and `render_again` do the I/O.
+Without a text, the placeholder's paragraph, table or list item is left out; in a heading, the whole section.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ QUICK = "**This was a quick run with few samples. Its values count for nothing.*
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkRun:
-    """The results that all benchmark runs have in common. Each benchmark has a subclass with its measured values."""
+    """The results that all runs have in common. Subclasses add the measured values."""
 
     machine: Machine
     is_quick: bool
@@ -45,58 +42,48 @@ class BenchmarkRun:
 
     @property
     def is_busy(self) -> bool:
-        """True if the machine was busy at the start, so that all values are inconclusive."""
+        """Busy at the start, so that all values are inconclusive."""
         return is_busy(self.machine.load_average[0], self.machine.cores)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Description of one benchmark's page in `docs/`: its files, and the functions that turn results into texts."""
+    """One benchmark's page in `docs/`."""
 
     name: str
-    """Name of the template file, which is also part of the file names of the results and of the page."""
+    """Name of the template, and part of the names of results and page."""
     command: str
-    """The command that measures, such as `make bench-api`."""
+    """Such as `make bench-api`."""
     run: type[Any]
-    """The dataclass of the results, a subclass of `BenchmarkRun`."""
+    """A subclass of `BenchmarkRun`."""
     values: Callable[[Any], Mapping[str, str | None]]
-    """Returns the text of each placeholder of the template."""
+    """Texts by placeholder of the template."""
     rows: Callable[[Any], Sequence[Row]] = lambda _: ()
-    """Returns the rows. Their verdicts (whether each value meets its limit) determine the exit code."""
+    """Their verdicts determine the exit code."""
     draw: Callable[[Any], str | None] = lambda _: None
-    """Returns the SVG document; None for a page without a picture."""
+    """Returns the SVG document, or None."""
     picture: str = ""
-    """Alternative text of the page's picture, for readers who cannot see it."""
+    """Alternative text of the picture."""
     is_section: bool = False
-    """True if the page is a section of `docs/benchmarks.md`."""
+    """A section of `docs/benchmarks.md`."""
 
     @property
     def results(self) -> Path:
-        """Path of the JSON file with the results, in `docs/`."""
+        """JSON in `docs/`."""
         return DOCS / f"benchmarks-{self.name}.json"
 
     @property
     def document(self) -> Path:
-        """Path of the Markdown file that contains the page."""
+        """Markdown file that contains the page."""
         return DOCS / ("benchmarks.md" if self.is_section else f"benchmarks-{self.name}.md")
 
     @property
     def template(self) -> str:
-        """Text of the page's template file."""
         return (TEMPLATES / f"{self.name}.md").read_text()
 
 
 def write(page: Page, run: BenchmarkRun, results: Path, document: Path) -> None:
-    """Write the results, the page and its picture.
-
-    The picture has the file name of the results, with a different suffix.
-
-    Args:
-        page: the benchmark's page.
-        run: the results.
-        results: path of the JSON file.
-        document: path of the Markdown file. Other sections of an existing file do not change.
-    """
+    """Write the results, the page and its picture beside the results. Other sections of `document` do not change."""
     for path in (results, document):
         path.parent.mkdir(parents=True, exist_ok=True)
     results.write_text(json.dumps(dataclasses.asdict(run), indent=1) + "\n")
@@ -104,7 +91,7 @@ def write(page: Page, run: BenchmarkRun, results: Path, document: Path) -> None:
 
 
 def render_again(page: Page, results: Path, document: Path) -> None:
-    """Write the page and its picture from stored results, without measuring."""
+    """Write the page and its picture from stored results."""
     before = document.read_text() if document.exists() else ""
     run = load(page, results)
     document.write_text(render(page, run, before, results.name))
@@ -114,23 +101,14 @@ def render_again(page: Page, results: Path, document: Path) -> None:
 
 
 def load(page: Page, results: Path) -> Any:
-    """Read the results that an earlier run of the benchmark stored.
-
-    Raises:
-        OSError: there is no such file.
-        ValueError: a different version of the benchmark wrote the file.
-    """
+    """Read stored results. Raises OSError without the file, and ValueError if another version wrote it."""
     return TypeAdapter(page.run).validate_python(json.loads(results.read_text()))
 
 
 def render(page: Page, run: BenchmarkRun, before: str = "", results: str = "") -> str:
     """Return the Markdown page.
 
-    Args:
-        page: the benchmark's page.
-        run: the results.
-        before: the current page, if `page` is a section of it.
-        results: name of the JSON file to which the page links; empty: the name of `page.results`.
+    `before` is the current document of a section. `results` is the linked JSON file; empty: the name of `page.results`.
     """
     results = results or page.results.name
     picture = f"![{page.picture}]({Path(results).with_suffix('.svg')})" if page.draw(run) is not None else None
@@ -146,7 +124,7 @@ def render(page: Page, run: BenchmarkRun, before: str = "", results: str = "") -
 
 
 def fill(template: str, values: Mapping[str, str | None]) -> str:
-    """Return a template with its placeholders replaced, by the rules in the docstring of this module."""
+    """Return a template with its placeholders replaced."""
     kept: list[str] = []
     omitted_level = 0
     """Heading level of the section that is left out; 0 outside such a section."""
@@ -170,13 +148,7 @@ def _filled(text: str, values: Mapping[str, str | None]) -> str:
 
 
 def with_section(document: str, command: str, section: str) -> str:
-    """Return a document with one section replaced, or appended if it is missing.
-
-    Args:
-        document: Markdown; empty for a new document.
-        command: the command that writes the section, such as `make bench-first`.
-        section: new content.
-    """
+    """Return a Markdown document with the section of `command` replaced, or appended if it is missing."""
     begin, end = f"<!-- {command}: begin -->", f"<!-- {command}: end -->"
     whole = f"{begin}\n{section.strip()}\n{end}"
     if begin in document and end in document:

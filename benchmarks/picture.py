@@ -1,7 +1,4 @@
-"""Draws measured values as SVG: horizontal bars of coloured parts, with an optional line for a lower bound.
-
-The functions are pure.
-"""
+"""Draws measured values as SVG: horizontal bars of coloured parts, with an optional line for a lower bound. Pure."""
 
 from __future__ import annotations
 
@@ -14,46 +11,43 @@ COLOURS = ("#c0392b", "#e08e0b", "#2471a3", "#7d8a93", "#b6bcc2")
 OWN_COLOUR, PEER_COLOUR, FLOOR_COLOUR = "#1f6f54", "#9aa5ad", "#c0392b"
 WIDTH, LEFT, RIGHT, ROW, BAR = 900, 230, 150, 24, 15
 TEAR = 5
-"""Half the width of the gap that is drawn into a bar longer than the picture."""
+"""Half the gap in a bar longer than the picture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One horizontal bar of a picture, divided into coloured parts."""
+    """A horizontal bar of coloured parts."""
 
     label: str
     parts: Sequence[tuple[float, str]]
-    """Length and colour of each part of the bar, from left to right. Lengths have the unit of the values."""
+    """Length, in the unit of the values, and colour, from left to right."""
     text: str
-    """Text that is drawn to the right of the bar."""
+    """Text to the right of the bar."""
     interval: tuple[float, float] | None = None
 
     @property
     def value(self) -> float:
-        """Length of the bar: the sum of its parts."""
+        """The sum of the parts."""
         return sum(value for value, _ in self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """A group of bars with a heading and a common scale."""
+    """Bars with a heading and a common scale."""
 
     title: str
     bars: Sequence[Bar]
     floor: float | None = None
-    """Value at which a dashed line crosses all bars: a bound that no system can beat."""
+    """Dashed line across all bars."""
     floor_label: str = ""
     keys: Mapping[str, str] = field(default_factory=dict)
-    """Entries of the picture's legend: the colour of each entry, by its text."""
+    """Legend: colour by text."""
 
 
 def panels(title: str, drawn: Sequence[Panel], *, most: float | None = None) -> str:
-    """Return an SVG document that shows panels one below the other.
+    """Return an SVG document of panels one below the other, with `title` for screen readers.
 
-    Args:
-        title: text for screen readers.
-        drawn: the panels, in order.
-        most: the largest value that fits; a longer bar is drawn with a gap. None: each panel fits its longest bar.
+    A bar longer than `most` is drawn with a gap. None: each panel fits its longest bar.
     """
     body: list[str] = []
     y = 10
@@ -77,16 +71,7 @@ def svg(title: str, height: int, body: Iterable[str]) -> str:
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", colour: str = "#222", weight: int = 400) -> str:
-    """Return an SVG element with one line of text.
-
-    Args:
-        x: position of the anchor.
-        y: position of the base line.
-        words: the text.
-        anchor: start or end of the text at `x`.
-        colour: colour of the text.
-        weight: weight of the font.
-    """
+    """Return an SVG element with one line of text from the base line (x, y). `anchor` is start or end."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-family="system-ui, sans-serif" font-size="12" fill="{colour}" '
         f'font-weight="{weight}" text-anchor="{anchor}">{escape(words)}</text>'

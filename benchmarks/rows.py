@@ -1,9 +1,6 @@
-"""Defines the row of a measured value with its limit and verdict, and renders rows as a table. The functions are pure.
+"""Defines the row of a measured value with its limit and verdict, and renders rows as a table. Pure.
 
-A verdict says whether the value meets its limit (`benchmarks.measures.Verdict`).
-
-Invariant: a verdict depends on one run only. On a busy machine, every verdict is inconclusive except for wrong bytes,
-which are an error on any machine.
+A verdict depends on one run only. On a busy machine, every verdict is inconclusive, except for wrong bytes.
 """
 
 from __future__ import annotations
@@ -20,41 +17,35 @@ VERIFIED = {None: "", True: "yes", False: "**no**"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measured value with its limit, and the verdict whether it meets the limit. Without a limit, no verdict."""
+    """One measured value. Without a limit, it has no verdict."""
 
     what: str = ""
     value: float
     unit: str = ""
-    """Unit of value, interval and limit. With the unit `%`, they are ratios, which the page shows as signed
-    percentages.
-    """
+    """Unit of value, interval and limit. With `%`, they are ratios, shown as signed percentages."""
     n: int = 1
     low: float | None = None
     high: float | None = None
-    """Upper bound of the value's 95 % confidence interval. `low` is the lower bound. None without an interval."""
+    """Upper bound of the 95 % confidence interval, as `low` the lower. None without one."""
     limit: float | None = None
     is_least: bool = False
-    """True: the value must not be below the limit. False: the value must not be above the limit."""
+    """Whether the limit is a minimum instead of a maximum."""
     against: str = ""
-    """Text that states the origin of the limit. In a row without a limit, it states a value for comparison."""
+    """Origin of the limit, or a value for comparison."""
     floor_moved_ratio: float | None = None
     verified: bool | None = None
-    """True if compared bytes were equal, False if they differed; None if the benchmark compared no bytes."""
+    """Whether compared bytes were equal; None if none were compared."""
     verdict: Verdict = Verdict.NONE
     reason: str = ""
 
     @property
     def is_reached(self) -> bool:
-        """True if the value is within its limit."""
+        """Whether the value is within its limit."""
         assert self.limit is not None
         return self.value >= self.limit if self.is_least else self.value <= self.limit
 
     def judged(self, doubt: str = "") -> Self:
-        """Return a copy of the row with the verdict whether its value meets the limit.
-
-        Args:
-            doubt: the reason why the measurement permits no verdict; empty if it permits one.
-        """
+        """Return a copy with the verdict. `doubt` is why none is possible; empty if one is."""
         if doubt:
             return replace(self, verdict=Verdict.INCONCLUSIVE, reason=doubt)
         return replace(self, verdict=Verdict.PASS if self.is_reached else Verdict.SHORT)
@@ -64,7 +55,7 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 
 def without_verdicts(rows: Iterable[AnyRow]) -> list[AnyRow]:
-    """Return the rows with inconclusive verdicts, because the machine was busy. Verdicts on differing bytes stay."""
+    """Return the rows with inconclusive verdicts of a busy machine. Verdicts on wrong bytes stay."""
     return [
         replace(row, verdict=Verdict.INCONCLUSIVE, reason=f"{BUSY}; {row.reason}" if row.reason else BUSY)
         if row.verdict is not Verdict.NONE and row.verified is not False
@@ -74,22 +65,22 @@ def without_verdicts(rows: Iterable[AnyRow]) -> list[AnyRow]:
 
 
 def exit_code(rows: Iterable[Row], *, is_busy: bool) -> int:
-    """Return a benchmark's exit code: 2 if a row misses its limit, 3 if the machine was busy, else 0."""
+    """Return 2 if a row misses its limit, 3 if the machine was busy, else 0."""
     return 2 if any(row.verdict is Verdict.SHORT for row in rows) else 3 if is_busy else 0
 
 
 def number(value: float) -> str:
-    """Return a value as text with three significant digits."""
+    """Return a value with three significant digits."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def quantity(value: float, unit: str) -> str:
-    """Return a value as text in a row's unit, without the unit's name."""
+    """Return a value in a row's unit, without the unit."""
     return f"{value:+.1%}" if unit == "%" else number(value)
 
 
 def table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table with these column titles and rows."""
+    """Return a Markdown table."""
     titles = tuple(head)
     return "\n".join(
         "| " + " | ".join(line) + " |"
@@ -102,12 +93,9 @@ def limits(
     lead: Sequence[str] = ("what",),
     cells: Callable[[AnyRow], Sequence[str]] = lambda row: (row.what,),
 ) -> str | None:
-    """Return the table of values, limits and verdicts. Columns without any entry are left out.
+    """Return the table of values, limits and verdicts, without empty columns; None without rows.
 
-    Args:
-        rows: the rows. Without rows, the result is None.
-        lead: titles of the first columns.
-        cells: returns a row's entries in the first columns.
+    `cells` returns a row's entries in the first columns, which `lead` names.
     """
     if not rows:
         return None
@@ -130,7 +118,7 @@ def limits(
 
 
 def limit_of(row: Row) -> str:
-    """Return the limit of a row's value as text, together with the source of the limit, such as a published number."""
+    """Return a row's limit with its source."""
     if row.limit is None:
         return row.against
     limit = f"{'≥' if row.is_least else '≤'} {quantity(row.limit, row.unit)}{_unit(row)}"
@@ -138,13 +126,13 @@ def limit_of(row: Row) -> str:
 
 
 def verdict_of(row: Row) -> str:
-    """Return as text whether a row's value keeps its limit, with the reason."""
+    """Return a row's verdict with the reason."""
     verdict = "**falls short**" if row.verdict is Verdict.SHORT else str(row.verdict)
     return ": ".join(part for part in (verdict, row.reason) if part)
 
 
 def line(row: Row) -> str:
-    """Return a row of results as one line for a terminal."""
+    """Return a row as a line for a terminal."""
     limit = f" ({limit_of(row)})" if limit_of(row) else ""
     reason = f": {row.reason}" if row.reason else ""
     return f"{row.verdict:>12}  {row.what} {quantity(row.value, row.unit)}{_unit(row)}{limit}{reason}"

@@ -1,7 +1,4 @@
-"""Reads traces: files in which ranks record their boundaries with the time of each boundary (`scripts/traced.py`).
-
-Only `read_trace` reads files. All other functions are pure.
-"""
+"""Reads traces: files in which ranks record their boundaries (`scripts/traced.py`). Only `read_trace` does I/O."""
 
 from __future__ import annotations
 
@@ -13,23 +10,23 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """One finished step of a rank, as the rank recorded it in its trace file."""
+    """One finished step in a rank's trace."""
 
     generation: int
     step: int
     at: float
-    """Monotonic seconds at which the rank finished the step."""
+    """Monotonic seconds."""
     snapshots: int = 0
-    """Number of snapshots since the start of the rank's process, if the script records them."""
+    """Snapshots since the start of the process, if recorded."""
 
 
 def read_trace(directory: Path, ranks: int) -> list[list[Passed]]:
-    """Return the finished steps in each rank's trace file. An incomplete last line is skipped."""
+    """Return the steps in each rank's trace file, without an incomplete last line."""
     return [parse((directory / f"rank{rank}").read_text()) for rank in range(ranks)]
 
 
 def parse(text: str) -> list[Passed]:
-    """Return the finished steps in the text of one rank's trace file, in order."""
+    """Return the steps in a trace, in order."""
     return [
         Passed(int(generation), int(step), float(at), *map(int, snapshots))
         for generation, step, at, *snapshots in whole_rows(text)
@@ -37,25 +34,22 @@ def parse(text: str) -> list[Passed]:
 
 
 def whole_rows(text: str) -> list[list[str]]:
-    """Return the fields of each complete line of a rank's trace file, whose content is `text`."""
+    """Return the fields of each complete line."""
     return [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def step_seconds(passed: Sequence[Passed]) -> list[float]:
-    """Return the seconds between each step's end and the next step's end in the same generation."""
+    """Return the seconds between ends of consecutive steps of a generation."""
     return [later.at - earlier.at for earlier, later in pairwise(passed) if later.generation == earlier.generation]
 
 
 def highest_step(ranks: Iterable[Sequence[Passed]], generation: int) -> int:
-    """Return the highest step that any rank finished in this or an earlier generation; 0 if there is none."""
+    """Return the highest step of any rank up to this generation; 0 without one."""
     return max((each.step for passed in ranks for each in passed if each.generation <= generation), default=0)
 
 
 def first_beyond(ranks: Iterable[Sequence[Passed]], generation: int, step: int) -> float | None:
-    """Return the time at which every rank had finished a later step than `step`, in a later generation.
-
-    Return None if a rank has not finished such a step yet.
-    """
+    """Return when every rank had finished a step after `step` in a later generation, or None."""
     firsts = [
         min((each.at for each in passed if each.generation > generation and each.step > step), default=None)
         for passed in ranks

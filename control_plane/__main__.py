@@ -1,7 +1,4 @@
-"""Entry point of a control-plane server: `python -P -m control_plane`.
-
-The command `everstep server` starts this module.
-"""
+"""Entry point of a control-plane server, which `everstep server` starts: `python -P -m control_plane`."""
 
 from __future__ import annotations
 
@@ -44,17 +41,17 @@ from everstep.host.service_manager import ServiceManager
 log = logging.getLogger("control_plane")
 
 EXIT_REFUSED = 2
-"""Exit code for invalid settings or a wrong schema. The log message says what to change."""
+"""Invalid settings or a wrong schema. The log says what to change."""
 EXIT_FAILED = 1
 WILDCARDS = ("0.0.0.0", "::")
-"""Wildcard addresses for listening. A client cannot use them as the server's address."""
+"""Clients cannot use these listening addresses."""
 GRACE_SECONDS = 5
-"""Seconds that open requests may take to finish after the server receives SIGTERM or SIGINT."""
+"""Seconds for open requests after SIGTERM or SIGINT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Options of the command line that only `main` uses, and that are not part of `Settings`."""
+    """Options that are not part of `Settings`."""
 
     is_migrating: bool
     ready_file: Path | None
@@ -63,14 +60,9 @@ class Start:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a server until SIGTERM or SIGINT stops it.
+    """Run a server until SIGTERM or SIGINT. Return 0 after a graceful stop, 2 for a user's mistake, 1 otherwise.
 
-    Args:
-        arguments: arguments of the command line, without the program's name. None: `sys.argv`.
-
-    Returns:
-        The exit code: 0 after a graceful stop, 2 if the user must first change the settings or the schema, 1 after
-        another failure.
+    `arguments` lack the program's name. None: `sys.argv`.
     """
     faulthandler.enable()  # Prints the stacks when systemd's watchdog aborts this process.
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
@@ -250,10 +242,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
 
 
 def _retention(given: Sequence[str]) -> RowRetention:
-    """Return how long and how many rows of growing tables the server keeps: the defaults, changed by `--keep` options.
-
-    `given` contains the values of these options, in the form `WHAT=LIMIT`.
-    """
+    """Return the default retention, changed by the values `WHAT=LIMIT` of `--keep`."""
     known = {limit.name for limit in fields(RowRetention)}
     changes: dict[str, int] = {}
     for limit in given:
@@ -268,10 +257,7 @@ def _retention(given: Sequence[str]) -> RowRetention:
 
 
 def _announce(settings: Settings) -> None:
-    """Log the timeouts, the event queue and the AWS account of the server.
-
-    `main` calls this function before the server opens or changes anything.
-    """
+    """Log timeouts, event queue and AWS account, before the server opens or changes anything."""
     for rung in rungs(ladder(settings.detection_seconds)):
         log.info("timeout %s", rung)
     queue = settings.events_queue_url
@@ -306,12 +292,9 @@ def _migrate(settings: Settings) -> None:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a listening socket whose accepted connections have TCP_NODELAY set.
-
-    Without the option, a response's body waits for the acknowledgement of its headers, which takes 40 ms on Linux.
-    Accepted connections inherit the option from the listening socket. asyncio sets it only on sockets whose `proto` is
-    IPPROTO_TCP. `create_server` leaves `proto` at 0, and accepted sockets have the `proto` of the listening socket.
-    """
+    """Return a listening socket whose accepted connections inherit TCP_NODELAY."""
+    # Without TCP_NODELAY, a body waits 40 ms on Linux for the acknowledgement of its headers. asyncio sets it
+    # only if `proto` is IPPROTO_TCP, but `create_server` leaves it at 0.
     listener = socket.create_server(
         (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024
     )
@@ -371,10 +354,8 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
 
 
 def _crash(server: Server, crashed: asyncio.Event) -> None:
-    """Stop the server after a background loop has crashed, so that systemd restarts it.
-
-    Without its background loops, the server would still answer requests, but would manage no job and no fleet.
-    """
+    """Stop the server after a background loop has crashed, so that systemd restarts it."""
+    # Without its loops, the server would still answer requests, but manage no job and no fleet.
     crashed.set()
     server.should_exit = True
 

@@ -1,7 +1,5 @@
 """Creates all parts of a control-plane server and connects them.
 
-    settings → database, cloud, registry of agents → loops (background tasks of the server) and routes
-
 Invariant: only this module creates database engines, cloud clients and loops. It also closes all of them.
 """
 
@@ -86,29 +84,22 @@ ACCEPTED_AT_ONCE = 32
 QUEUED_CONNECTIONS = 1024
 """Connections that the kernel holds until the server accepts them. It drops others, and their clients retry."""
 LOOP_THREADS = 32
-"""Number of threads for calls to the database and to AWS.
-
-The number does not depend on the number of cores, because the threads mostly wait. Requests that download or upload
-data use separate threads (`api.caller_threads`).
+"""Threads for calls to the database and AWS, which mostly wait. Downloads and uploads have their own
+(`api.caller_threads`).
 """
 KEEP_ALIVE_SECONDS = 75
-"""Time after which the server closes a connection without requests.
-
-It is longer than the idle timeout of load balancers, usually 60 s. A load balancer that sends a request while the
-server closes the connection would answer with status 502.
+"""Limit of idle connections; longer than load balancers' usual 60 s, whose requests would otherwise meet a closing
+server (502).
 """
 STOP_SECONDS = 10.0
-"""Seconds that the background loops may take to finish their current pass when the server stops."""
+"""Seconds for the current pass of the loops when the server stops."""
 
 
 class Loop(Protocol):
-    """A background task of the server, which runs until the server stops.
-
-    For example, one task manages jobs, and another exports events.
-    """
+    """A background task of the server."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run this background task until `stop` is set. Then release the leases that it holds, and return."""
+        """Run until `stop` is set. Then release all leases, and return."""
 
 
 def create_app(
@@ -122,24 +113,12 @@ def create_app(
     when_ready: Callable[[], None] = lambda: None,
     when_crashed: Callable[[], None] = lambda: None,
 ) -> FastAPI:
-    """Create the application that one server process serves.
+    """Create the application of one server process, which owns the database. The schema must be current.
 
-    The database must have the current schema.
-
-    Args:
-        settings: settings of this server; its state directory is created if missing.
-        operator: replaces the cloud that the settings name. Used by tests.
-        objects: replaces the S3 client. Used by tests.
-        loops: creates the background tasks from the services and the server secret. None: the real loops.
-        now: returns the current time in UTC.
-        replica_url: URL at which the other servers of the installation reach this one. Empty: they cannot reach this
-            server, so their answers lack what only this server has in memory.
-        when_ready: called in a thread after the application has started. It may block.
-        when_crashed: called on the event loop when a background task has ended with an exception. The caller then ends
-            the process, because the application does not start the task again.
-
-    Returns:
-        The application, which owns the database and closes it at shutdown.
+    `operator` and `objects` replace the cloud in tests. `loops` creates the background tasks; None: the real ones.
+    `replica_url` is where other servers reach this one; empty: they cannot. `when_ready` is called in a thread after
+    the start, and may block. `when_crashed` is called on the event loop after a task's exception; the caller then ends
+    the process.
 
     Raises:
         SchemaMismatch: the database has another schema than this version needs.
@@ -262,16 +241,7 @@ def create_app(
 
 
 def server_config(app: FastAPI, gate: Gate, **options: Any) -> uvicorn.Config:
-    """Return uvicorn's configuration for the application.
-
-    Args:
-        app: from `create_app`.
-        gate: limits the connections that have not sent a valid token.
-        **options: passed on to `uvicorn.Config`.
-
-    Returns:
-        The configuration to pass to `Server`.
-    """
+    """Return uvicorn's configuration for `Server`. `options` are uvicorn's."""
     return uvicorn.Config(
         app,
         proxy_headers=False,  # `LastHop` reads them
@@ -290,15 +260,10 @@ def server_config(app: FastAPI, gate: Gate, **options: Any) -> uvicorn.Config:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's HTTP server, which also limits the time of TLS handshakes.
+    """uvicorn's HTTP server, which also limits TLS handshakes, and ends open event streams at shutdown.
 
-    At shutdown, the server ends open event streams instead of waiting for them.
-
-    Args:
-        config: from `server_config`.
-        gate: the `Gate` that `config` contains. Its time limit for request headers also limits TLS handshakes.
-        tls_listener: a further listening socket, which accepts TLS only.
-        tls: the context that shows this socket's clients a certificate.
+    `gate` is the one in `config`; its limit for request headers also limits handshakes. `tls_listener` accepts TLS
+    only.
     """
 
     def __init__(
@@ -313,10 +278,8 @@ class Server(uvicorn.Server):
         self._tls_listener, self._tls = tls_listener, tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen. uvicorn's `serve` calls this once.
-
-        The method limits TLS handshakes to the time for request headers. asyncio's default limit is 60 seconds.
-        """
+        """Start to listen. uvicorn's `serve` calls this once."""
+        # asyncio's default limit of TLS handshakes is 60 seconds.
         loop: Any = asyncio.get_running_loop()
         create_server = partial(loop.create_server, ssl_handshake_timeout=self._gate.header_seconds)
         if self.config.is_ssl:

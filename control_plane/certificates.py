@@ -1,10 +1,7 @@
 """Issues the TLS certificates of agents for each other, and of servers for each other and for a load balancer.
 
-Each fleet has a certificate authority, and the servers have one together. All servers derive the authorities' keys from
-the server secret, so a restarted server and other servers have the same authorities. No database row and no file
-contains a key.
-
-Invariant: a certificate names one node of one fleet, or one address of a server, and is valid for at most 25 hours.
+Servers derive the keys of the fleets' authorities and of their own from the server secret, so no row and no file
+contains a key. A certificate names one node of one fleet, or one address of a server, for at most 25 hours.
 """
 
 from __future__ import annotations
@@ -31,35 +28,23 @@ from everstep.protocol.ids import FleetName, NodeId
 
 _AUTHORITY_FROM: Final = datetime(2020, 1, 1, tzinfo=UTC)
 _AUTHORITY_UNTIL: Final = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
-"""End of an authority's validity. RFC 5280 (section 4.1.2.5) defines this time for certificates that do not expire."""
+"""RFC 5280 (section 4.1.2.5) defines this time for certificates that do not expire."""
 SERVER_RENEWAL_SECONDS: Final = 600.0
-"""Seconds between renewals of a server's certificate. One that was issued before the clock was set is soon gone."""
+"""Short, because a certificate from before the clock was set is soon invalid."""
 _P256_ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-"""Number of points of the curve P-256 (NIST SP 800-186, section 3.2.1.3)."""
+"""Points of the curve P-256 (NIST SP 800-186, section 3.2.1.3)."""
 
 
 class FleetAuthorities:
-    """The certificate authorities of all fleets, each of which issues certificates to the fleet's agents.
-
-    Args:
-        secret: the server secret, which all control-plane servers share.
-    """
+    """The certificate authorities of all fleets, derived from the server secret."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = hmac.digest(secret, b"certificate authorities of fleets", "sha256")
 
     def issue(self, fleet: FleetName, node_id: NodeId, public_key: bytes, now: datetime) -> PeerCertificate:
-        """Return a certificate for an agent. The caller has verified that the agent runs on this node of this fleet.
+        """Return a certificate for an agent on a verified node, and that of the fleet's authority.
 
-        Args:
-            fleet: the node's fleet.
-            node_id: the node.
-            public_key: Ed25519 key of the agent, 32 bytes.
-            now: time of the issue, in UTC.
-
-        Returns:
-            The certificate, and the certificate of the fleet's authority. For one fleet, all servers return the same
-            authority.
+        `public_key` is Ed25519, 32 bytes. All servers return the same authority.
         """
         key = Ed25519PrivateKey.from_private_bytes(hmac.digest(self._secret, fleet.encode(), "sha256"))
         authority = _name(fleet)
@@ -85,14 +70,9 @@ class FleetAuthorities:
 
 
 class ServerAuthority:
-    """The certificate authority of an installation's servers.
+    """The certificate authority of an installation's servers, derived from the server secret."""
 
-    Its keys are of the curve P-256, which all TLS clients support, load balancers included.
-
-    Args:
-        secret: the server secret, which all servers share.
-    """
-
+    # All TLS clients support P-256, load balancers included.
     def __init__(self, secret: bytes) -> None:
         digest = hmac.digest(secret, b"certificate authority of servers", "sha256")
         self._key = ec.derive_private_key(int.from_bytes(digest, "big") % (_P256_ORDER - 1) + 1, ec.SECP256R1())
@@ -100,10 +80,10 @@ class ServerAuthority:
         identifier = x509.SubjectKeyIdentifier.from_public_key(public)
         own = _authority(_SERVERS, public).add_extension(identifier, critical=False).sign(self._key, SHA256())
         self.certificate: Final = own.public_bytes(Encoding.PEM).decode()
-        """The authority's certificate, as PEM, with which other servers verify this one."""
+        """PEM."""
 
     def issue(self, address: IPv4Address | IPv6Address, now: datetime) -> bytes:
-        """Return a new key and its certificate for an address of a server, as PEM, valid from `now` (UTC)."""
+        """Return a new key and its certificate for an address, as PEM, valid from `now`."""
         key = ec.generate_private_key(ec.SECP256R1())
         issued = (
             _leaf(subject=_name(str(address)), issuer=_SERVERS, key=key.public_key(), now=now)
@@ -117,13 +97,7 @@ class ServerAuthority:
 
 
 class ServerCertificate:
-    """The certificate of one server for one of its addresses, and the TLS context that shows it to clients.
-
-    Args:
-        authority: the authority of the installation's servers.
-        address: IP address at which clients reach the server.
-        now: returns the time in UTC.
-    """
+    """The certificate of one server for one of its addresses, and the TLS context that shows it to clients."""
 
     def __init__(self, authority: ServerAuthority, address: str, now: Callable[[], datetime]) -> None:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -132,14 +106,14 @@ class ServerCertificate:
         self.renew()
 
     def renew(self) -> None:
-        """Replace the key and the certificate. New connections use the new ones."""
+        """Replace key and certificate for new connections."""
         with open(os.memfd_create("everstep-server", os.MFD_CLOEXEC), "wb") as file:  # `load_cert_chain` needs a file.
             file.write(self._authority.issue(self._address, self._now()))
             file.flush()
             self.context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
 
     async def keep_valid(self) -> None:
-        """Renew the certificate again and again, until cancelled."""
+        """Renew the certificate repeatedly, until cancelled."""
         while True:
             await asyncio.sleep(SERVER_RENEWAL_SECONDS)
             self.renew()

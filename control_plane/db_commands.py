@@ -1,7 +1,6 @@
 """The commands `everstep db backup | restore | restored | check | migrate`: `python -P -m control_plane.db_commands`.
 
-The commands use the same settings as the server to find the database. They need neither a running server nor a token,
-so they also work when only the database has survived.
+They need neither a running server nor a token, so they also work when only the database has survived.
 """
 
 from __future__ import annotations
@@ -63,19 +62,15 @@ _SENTENCES: Final = {
     DifferenceKind.NOT_SEEN: "S3 was not read, so later checkpoints, pins and deletions are unknown",
 }
 EXIT_FAILED = 1
-"""Exit code if the database is damaged, or if a program, a disk or the cloud failed."""
+"""The database is damaged, or a program, a disk or the cloud failed."""
 EXIT_REFUSED = 2
-"""Exit code if the user must change the command. The message says what to change."""
+"""The user must change the command. The message says what to change."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run one command. Return 0, `EXIT_FAILED` or `EXIT_REFUSED`.
 
-    Args:
-        arguments: arguments of the command line, without the program's name. None: `sys.argv`.
-
-    Returns:
-        The exit code: 0 if the command succeeded, else `EXIT_FAILED` or `EXIT_REFUSED`.
+    `arguments` lack the program's name. None: `sys.argv`.
     """
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
     given = _parser().parse_args(arguments)
@@ -136,10 +131,8 @@ def _url(given: argparse.Namespace) -> str:
 
 
 def _existing(given: argparse.Namespace) -> Database:
-    """Open the database that the options name.
-
-    The function rejects a SQLite file that does not exist, because a connection would create an empty file.
-    """
+    """Open the database that the options name."""
+    # A connection to a missing SQLite file would create it.
     database = Database(_url(given))
     if database.is_sqlite and not Path(str(database.url.database)).exists():
         raise SchemaMismatch(
@@ -205,19 +198,10 @@ def _sentence(difference: Difference) -> str:
 def restore(
     file: Path, url: str, connect: Callable[[], ServiceStore] | None, now: datetime
 ) -> tuple[Generation, dict[str, RunChanges]]:
-    """Restore a backup to an empty database. Afterwards, no generation number, idempotency key or event id is used a
-    second time.
+    """Restore a backup to a database without tables. No generation number, idempotency key or event id is reused.
 
-    Args:
-        file: a file of `everstep db backup`.
-        url: SQLAlchemy URL of the database, which has no tables.
-        connect: returns the object store with the jobs' checkpoints. The function calls it only if the backup has
-            unfinished jobs, or jobs with checkpoints. None: the restore ignores the checkpoints in S3.
-        now: the time in UTC.
-
-    Returns:
-        The number that all new generation numbers exceed, and for each of these runs the changes that made the restored
-        rows match the run's objects in S3.
+    `connect` returns the store of checkpoints, if needed; None ignores S3. Return the number that all new generations
+    exceed, and the changes by run that made rows match S3.
 
     Raises:
         DatabaseError: the backup or the database cannot be used. See `backups`.
@@ -237,14 +221,11 @@ def restore(
 
 
 def found_in_s3(objects: ServiceStore, run: RestoredRun) -> RunChanges:
-    """Return the changes that the database rows of a run need after the restore of a backup.
+    """Return the changes after which a run's rows agree with its manifests and marks in S3.
 
-    After these changes, the rows agree with the run's manifests and marks in S3. The function skips invalid manifests,
-    and manifests that name objects of other runs, with a warning.
-
-    Raises CloudError if S3 does not answer or refuses the requests, if only its second list has a manifest, or if it
-    lists no object of a run with checkpoints, so that the bucket may be another one. For a run that has ended, the
-    function returns that S3 was not seen instead: a bucket that no longer exists must not prevent the restore.
+    Invalid manifests, and those of other runs, are skipped with a warning. Raises CloudError if S3 does not answer, if
+    only its second list has a manifest, or if it lists no object of a run with checkpoints. For an ended run, the
+    result then says that S3 was not seen, because a missing bucket must not prevent the restore.
     """
     try:
         return _found_in_s3(objects, run)

@@ -8,8 +8,6 @@ The API and the cloud client define further errors: `api/errors.py`, `cloud/erro
     ├── TooManyCases          an exact probability needs too many cases        permanent: shown as unknown
     ├── ImplausibleClock      the clock contradicts the stored times           permanent: a backup is not restored
     └── InvalidTimeouts       the timeouts contradict each other               permanent: the server does not start
-
-The attribute `retryable` of each type says whether a caller may retry.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from typing import ClassVar
 
 
 class ControlPlaneError(Exception):
-    """Base class of all errors that the control plane's core and loops raise."""
+    """Base class of the errors of the core and the loops."""
 
     retryable: ClassVar[bool] = False
 
@@ -26,11 +24,7 @@ class ControlPlaneError(Exception):
 class InvalidTransition(ControlPlaneError):
     """A state machine received an event for which its current state has no transition.
 
-    Args:
-        entity: the job or node, as `job gpt` or `node i-0abc`.
-        state: state of the entity when the event arrived.
-        event: the event without a transition.
-        story: the entity's earlier transitions up to the current state, one sentence each.
+    `entity` is such as `job gpt`. `story` has its earlier transitions, one sentence each.
     """
 
     def __init__(self, entity: str, state: str, event: str, story: tuple[str, ...] = ()) -> None:
@@ -45,16 +39,16 @@ class InvalidTransition(ControlPlaneError):
 
 
 class ImpossiblePlacement(ControlPlaneError):
-    """The requested copies, parity groups or lost nodes do not fit the number of nodes."""
+    """The copies, parity groups or lost nodes do not fit the number of nodes."""
 
 
 class TooManyCases(ControlPlaneError):
-    """The exact computation of a recovery probability would have to examine more cases than its limit permits."""
+    """An exact probability would need more cases than the limit permits."""
 
 
 class ImplausibleClock(ControlPlaneError):
-    """The machine's clock shows a time that contradicts stored times, such as a time before a backup."""
+    """The machine's clock contradicts stored times, such as a backup's."""
 
 
 class InvalidTimeouts(ControlPlaneError):
-    """A timeout is not positive, or it is shorter than another timeout that must expire before it."""
+    """A timeout is not positive, or shorter than another one that must expire before it."""

@@ -1,26 +1,15 @@
-"""Limits the number and the duration of HTTP connections that have not sent a valid token yet.
-
-uvicorn has no deadline for request headers, and no limit on connections per address.
+"""Limits the number and the duration of HTTP connections that have not sent a valid token yet, which uvicorn does not.
 
 - Until its headers are complete, a connection is limited to `HEADER_SECONDS` and about `HEADER_BYTES`.
-- Until a connection has sent a request with a valid token, it counts toward `max_strangers`. At this limit, the server
-  accepts a new connection and closes the oldest counted connection of the address with the most counted connections.
-- After a request with a valid token, neither limit applies to the connection.
+- At `max_strangers` connections without a valid token, a new one closes the oldest of the address with the most. A
+  client that sends its request at once receives a response, because its connection is the newest.
 - A connection that sends a request while an earlier one waits for its turn is closed, with or without a token.
-- A request whose body has many tiny chunks is answered with 400, because each chunk costs as much time as a large one.
-- A websocket is read only after its token is verified, and until then counts as a connection without a token. Its
-  messages are limited to `FIRST_MESSAGE_BYTES` until the server has sent one. It is closed if it sends more pings or
-  fragments than an agent does.
-- A token has at most `MAX_PER_TOKEN` connections on a server, websockets of a session included. Above, the server
-  closes its oldest one.
+- A request whose body has many tiny chunks is answered with 400, because each costs as much time as a large one.
+- A websocket is read only after its token is verified. Its messages are limited to `FIRST_MESSAGE_BYTES` until the
+  server has sent one. It is closed if it sends more pings or fragments than an agent does.
+- A token has at most `MAX_PER_TOKEN` connections. Above, the server closes its oldest one.
 - A response that its client does not read is given up after `UNREAD_SECONDS`. The unread responses of one token, and of
   all clients without a token together, are limited to `MAX_UNREAD_BYTES`.
-
-Slow and idle clients without a token therefore lose their connections once the limit is reached. A client that connects
-and sends its request without delay receives a response, because its connection is the newest. This holds even if
-thousands of slow connections have the same address, for example behind a proxy.
-
-Invariant: connections without a valid token occupy at most `max_strangers` file descriptors.
 """
 
 from __future__ import annotations
@@ -43,43 +32,31 @@ HEADER_SECONDS: Final = 10.0
 HEADER_BYTES: Final = 64 * 1024
 MAX_STRANGERS: Final = 1024
 TINY_CHUNKS: Final = 256
-"""Number of chunks in one read of a socket from which on their average size counts."""
+"""Chunks in one read of a socket from which on their average size counts."""
 TINY_CHUNK_BYTES: Final = 64
 FED_BYTES: Final = 8 * 1024
-"""Bytes of a websocket that are parsed at once: at most 1,365 frames, in about 10 ms."""
+"""Part of a websocket that is parsed at once: at most 1,365 frames, in about 10 ms."""
 EXTRA_FRAMES: Final = 128
-"""Number of pings, pongs and fragments that a websocket may send at once.
-
-An agent sends one ping per third of a lease, and answers the server's pings.
-"""
+"""Pings, pongs and fragments of a websocket at once. An agent sends one ping per third of a lease, and answers."""
 EXTRA_FRAMES_PER_SECOND: Final = 8.0
 FIRST_MESSAGE_BYTES: Final = 64 * 1024
 CLOSE_SECONDS: Final = 2.0
-"""Time in which the client of a websocket must answer the server's close. Until then, what it has sent is kept."""
+"""Seconds for the answer to the server's close. Until then, what the client has sent is kept."""
 MAX_PER_TOKEN: Final = 512
 UNREAD_SECONDS: Final = 20.0
-"""Time in which a client must read `LEAST_READ_BYTES` of a complete response, or its rest."""
+"""Seconds in which a client must read `LEAST_READ_BYTES` of a complete response, or its rest."""
 LEAST_READ_BYTES: Final = 512 * 1024
 MAX_UNREAD_BYTES: Final = 64 * 1024 * 1024
 OPEN_FILES: Final = 65_536
-"""Limit of open files that the server requests from the kernel.
-
-Each connection of an agent, browser or API client needs one.
-"""
+"""Requested limit of open files, one per connection."""
 TRUST: Final = "everstep.trust"
-"""Key in a request's ASGI state. The value is a function that exempts the request's connection from the limits.
-
-The API calls the function once it has verified the request's token, with a name for all connections of this token.
+"""Key in the ASGI state of a function that exempts the connection from the limits. The API calls it with a name for all
+connections of a verified token.
 """
 
 
 def raise_open_files() -> int:
-    """Raise this process's limit of open files, as far as the kernel's hard limit permits.
-
-    The limit rises to at most `OPEN_FILES`.
-
-    Return the resulting limit.
-    """
+    """Raise this process's limit of open files to `OPEN_FILES`, or to the kernel's hard limit, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -89,7 +66,7 @@ def raise_open_files() -> int:
 
 
 class Pipelined(Exception):
-    """A connection has sent a request while an earlier one already waits for the end of another response."""
+    """A connection sent a request while an earlier one waits for the end of another response."""
 
 
 class TinyChunks(Exception):
@@ -97,12 +74,9 @@ class TinyChunks(Exception):
 
 
 class Gate:
-    """Counts the connections of one server that have not sent a valid token.
+    """Counts the connections of one server that have not sent a valid token. Used on the server's event loop only.
 
-    Used on the server's event loop only.
-
-    `max_strangers` limits the open connections without a valid token, `header_seconds` the time for the headers of a
-    request, and `unread_seconds` the time in which a client must read a part of a complete response.
+    `header_seconds` limits the headers of a request, and `unread_seconds` the reading of a part of a complete response.
     """
 
     def __init__(
@@ -118,12 +92,12 @@ class Gate:
         """The counted connections of each remote address, oldest first."""
         self._stranger_count = 0
         self._of_tokens: dict[str, dict[GuardedHttp, None]] = {}
-        """The connections of each token, oldest first."""
+        """Connections by token, oldest first."""
         self._unread: dict[GuardedHttp, asyncio.TimerHandle] = {}
-        """Next look at each connection whose client has not read a complete response yet, oldest first."""
+        """Next look at each connection with an unread complete response, oldest first."""
 
     def protocol(self) -> Any:
-        """Return the protocol factory to pass to `uvicorn.Config` as `http`."""
+        """Return the factory for `uvicorn.Config` as `http`."""
         return partial(GuardedHttp, gate=self)
 
     def enter(self, connection: GuardedHttp) -> None:
@@ -158,7 +132,7 @@ class Gate:
             del self._strangers[address]
 
     def trust(self, connection: GuardedHttp, owner: str) -> None:
-        """Count a connection as one of a valid token, and close the token's oldest one if it has too many."""
+        """Count a connection of a valid token, and close the token's oldest one if it has too many."""
         self.leave(connection)
         if connection.owner != owner:
             self.forget(connection)
@@ -219,15 +193,7 @@ def _address(connection: GuardedHttp) -> str:
 
 
 class GuardedHttp(HttpToolsProtocol):
-    """An HTTP connection that a `Gate` counts. uvicorn creates one per connection.
-
-    Args:
-        config: uvicorn's configuration, passed on to the base class.
-        server_state: shared by all connections of the server.
-        app_state: shared by all requests of the application.
-        _loop: the event loop that serves the connection. None: the running loop.
-        gate: counts the connections; one gate per server.
-    """
+    """An HTTP connection that a `Gate` counts. uvicorn creates one per connection."""
 
     def __init__(
         self,
@@ -241,12 +207,12 @@ class GuardedHttp(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._gate = gate
         self.owner = ""
-        """Name of the token whose requests this connection has sent. Empty without a valid token."""
+        """Token of this connection's requests. Empty without a valid one."""
         self._deadline: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._is_body_whole = True
         self._chunk_count = self._chunk_bytes = 0
-        """Number and size of the pieces of a body in the present read of the socket."""
+        """Pieces of a body in the present read of the socket."""
 
     # uvicorn's base class has the same `type: ignore` for this method.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -256,7 +222,7 @@ class GuardedHttp(HttpToolsProtocol):
         self._expect_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop counting the connection, which has ended. Called by asyncio."""
+        """Stop counting the connection. Called by asyncio."""
         self._forget_deadline()
         self._gate.leave(self)
         self._gate.forget(self)
@@ -265,14 +231,11 @@ class GuardedHttp(HttpToolsProtocol):
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes of responses that the client has not read, as far as the kernel did not take them."""
+        """Bytes of responses that neither the client nor the kernel took."""
         return self.transport.get_write_buffer_size()
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes, or abort the connection when its headers are too long.
-
-        Called by asyncio.
-        """
+        """Parse received bytes, or abort the connection when its headers are too long. Called by asyncio."""
         if self._deadline is not None and self._is_body_whole:
             if self._header_bytes > HEADER_BYTES:
                 log.info(
@@ -287,11 +250,7 @@ class GuardedHttp(HttpToolsProtocol):
         super().data_received(data)
 
     def on_body(self, body: bytes) -> None:
-        """Store a piece of a request's body. uvicorn's HTTP parser calls this method.
-
-        Raises:
-            TinyChunks: the present read has brought many chunks of a few bytes. uvicorn answers 400 and closes.
-        """
+        """Store a piece of a request's body. Raises TinyChunks, which uvicorn answers with 400 and a close."""
         self._chunk_count += 1
         self._chunk_bytes += len(body)
         # A read may begin and end within a chunk: two of its pieces may be shorter than their chunks.
@@ -300,11 +259,7 @@ class GuardedHttp(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_begin(self) -> None:
-        """Start the deadline for headers. The parser calls this at a request's first byte.
-
-        Raises:
-            Pipelined: an earlier request of this connection waits for its turn.
-        """
+        """Start the deadline for headers at a request's first byte. Raises Pipelined if an earlier request waits."""
         if self.pipeline:
             # One read of the socket could otherwise bring thousands of requests, which the event loop would parse at
             # once. The exception ends the parser, and uvicorn answers 400 and closes. One waiting request is permitted:
@@ -317,33 +272,27 @@ class GuardedHttp(HttpToolsProtocol):
         self.scope["state"][TRUST] = partial(self._gate.trust, self)
 
     def on_headers_complete(self) -> None:
-        """Cancel the deadline for headers and start the response. uvicorn's HTTP parser calls this method."""
+        """Cancel the deadline for headers and start the response. Called by uvicorn's parser."""
         self._forget_deadline()
         self._is_body_whole = False
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Record that the request's body is complete. uvicorn's HTTP parser calls this method."""
+        """Record that the request's body is complete. Called by uvicorn's parser."""
         self._is_body_whole = True
         if self.cycle is not None and self.cycle.response_complete:
             self._forget_deadline()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Start a deadline for the rest of the request's body, which no handler reads.
-
-        Called by uvicorn.
-        """
+        """Start a deadline for the rest of a body that no handler reads. Called by uvicorn."""
         super().on_response_complete()
         self._gate.hold(self)
         if not self._is_body_whole:
             self._expect_headers()
 
     def handle_websocket_upgrade(self) -> None:
-        """Give the connection to a `GuardedSocket`, and count it until the route has verified its token.
-
-        Called by uvicorn.
-        """
+        """Give the connection to a `GuardedSocket`, and count it until its token is verified. Called by uvicorn."""
         self._forget_deadline()
         self.ws_protocol_class = partial(GuardedSocket, gate=self._gate, connection=self)  # type: ignore[assignment]
         super().handle_websocket_upgrade()
@@ -370,10 +319,7 @@ class GuardedHttp(HttpToolsProtocol):
 class GuardedSocket(WebSocketsSansIOProtocol):
     """A websocket whose frames cost the event loop little time, whatever its client sends.
 
-    Args:
-        gate: the gate of the server, which counts `connection`.
-        connection: the HTTP connection that became this websocket.
-        **of_uvicorn: the arguments of the base class.
+    `connection` is the HTTP connection that became this websocket.
     """
 
     def __init__(self, *, gate: Gate, connection: GuardedHttp, **of_uvicorn: Any) -> None:
@@ -396,17 +342,14 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes in pieces, until the application must first handle a message. Called by asyncio."""
+        """Parse bytes in pieces, until the application must first handle a message. Called by asyncio."""
         self._received += data
         self._feed()
         if not self.handshake_complete:
             self.transport.pause_reading()  # until `websocket.accept`
 
     async def send(self, message: Any) -> None:
-        """Send a message of the application.
-
-        After `accept`, the server reads from the client. After the first message, the client may send long messages.
-        """
+        """Send a message. After `accept`, the server reads. After the first message, the client may send long ones."""
         if message["type"] == "websocket.send":
             self.conn.max_message_size = self.config.ws_max_size
         await super().send(message)
@@ -415,7 +358,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     async def receive(self) -> Any:
-        """Return the next message, and parse bytes that have arrived behind it."""
+        """Return the next message, and parse bytes behind it."""
         message = await super().receive()
         self._feed()
         return message

@@ -1,8 +1,5 @@
 """Determines the identity of a control-plane process, with which it claims leases.
 
-With this identity, a restarted server takes over the leases of its dead predecessor immediately. Each process locks a
-file in its state directory. The locked file and the boot of the machine determine its *lineage*:
-
     <state directory>/replicas/0   locked while a process lives
                                1   for a second process with the same state directory
     owner = lineage-incarnation@url
@@ -10,11 +7,9 @@ file in its state directory. The locked file and the boot of the machine determi
                                    incarnation: random, new at each start
                                    url: where other servers reach this server; absent if they cannot
 
-The kernel releases the lock when the process ends, even after a crash. The process that holds the lock therefore proves
-that all earlier owners of the same lineage are dead. A copied state directory, another machine or another boot yields
-another lineage. A process with another lineage must wait until the lease expires.
-
-Invariant: two living processes never have the same lineage.
+The kernel releases the lock when a process ends, so its holder proves that earlier owners of the lineage are dead, and
+takes over their leases at once. Another lineage waits until the lease expires. Two living processes never have the same
+lineage.
 """
 
 from __future__ import annotations
@@ -29,20 +24,14 @@ from types import TracebackType
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 LINEAGE_CHARS = 16
 MAX_REPLICAS = 64
-"""Maximum number of processes that lock a file in the same state directory.
-
-A process beyond this number locks no file, so its identity has no lineage. After its restart, it must wait until its
-old leases expire.
+"""Processes with a lock in one state directory. Further ones have no lineage, so they wait for expiry after a restart.
 """
 
 
 class ServerReplica:
-    """The identity of this control-plane process (one of several replicas), and the file lock that proves the identity.
+    """The identity of this process, and the file lock that proves it, until the end of this context manager.
 
-    A context manager that holds the lock until its end.
-
-    The state directory of the server must be writable. `url` is the URL at which the other servers of the installation
-    reach this server. It is empty if they cannot reach it.
+    The state directory must be writable. `url` is empty if other servers cannot reach this one.
     """
 
     def __init__(self, state_directory: Path, url: str = "") -> None:
@@ -64,25 +53,16 @@ class ServerReplica:
 
 
 def is_predecessor(owner: str, other: str) -> bool:
-    """Return whether the owner `other` of a lease is a dead process, whose place the calling process has taken.
+    """Return whether the owner `other` of a lease is a dead process, whose place the caller `owner` has taken.
 
-    Args:
-        owner: owner of the calling process.
-        other: an owner read from a lease.
-
-    Returns:
-        True only if `other` has the lineage of `owner` (same locked file, same boot) and another incarnation (start).
-        The calling process holds the file's lock, so `other` is dead.
+    True for the same lineage and another incarnation, because the caller holds the file's lock.
     """
     lineage, dash, _ = owner.partition("@")[0].partition("-")
     return bool(dash) and other != owner and other.startswith(f"{lineage}-")
 
 
 def is_in_use(state_directory: Path) -> bool:
-    """Return whether a control-plane server runs with this state directory.
-
-    False if the file system does not support locks.
-    """
+    """Return whether a server runs with this state directory. False without support for locks."""
     for place in sorted((state_directory / "replicas").glob("*")):
         descriptor = os.open(place, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -97,7 +77,7 @@ def is_in_use(state_directory: Path) -> bool:
 
 
 def url_of(owner: str) -> str:
-    """Return the address of the server that wrote `owner` into a lease. Empty if other servers cannot reach it."""
+    """Return the URL of the server that wrote `owner` into a lease, or empty."""
     return owner.partition("@")[2]
 
 
@@ -115,10 +95,7 @@ def _lock_free_place(directory: Path) -> int | None:
 
 
 def _lineage(lock: int | None) -> str:
-    """Return the server's lineage (see the module's docstring): a hash of the locked file and the kernel's boot id.
-
-    Empty if no file is locked or the kernel has no boot id.
-    """
+    """Return the lineage. Empty without a locked file or the kernel's boot id."""
     if lock is None or not BOOT_ID.exists():
         return ""
     file = os.fstat(lock)

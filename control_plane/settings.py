@@ -1,8 +1,4 @@
-"""Defines the settings of a server, from the command line and the environment.
-
-Invariant: a `Settings` object is consistent. Contradictory options raise `InvalidSettings` before the server opens a
-file, a database or a socket.
-"""
+"""Defines the settings of a server, from the command line and the environment."""
 
 from __future__ import annotations
 
@@ -20,62 +16,59 @@ from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN
 
 
 class InvalidSettings(Exception):
-    """The settings contradict each other or are incomplete.
-
-    The message says what to change.
-    """
+    """The settings contradict each other or are incomplete. The message says what to change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings of one server: addresses, storage, cloud and limits."""
+    """All settings of one server. A consistent object, checked before the server opens a file, database or socket."""
 
     state_directory: Path
     bucket: str
     mode: CloudMode = CloudMode.AWS
     region: str = ""
-    """AWS region. Required in AWS mode. In local mode, the region of the simulated AWS on this machine."""
+    """AWS region, required in AWS mode. In local mode, that of the simulated AWS."""
     aws_endpoint_url: str | None = None
     aws_s3_endpoint_url: str | None = None
-    """URL of another S3 server. None: S3 is at `aws_endpoint_url`."""
+    """None: S3 is at `aws_endpoint_url`."""
     aws_keys: LocalKeys | None = None
-    """Access key of the simulated AWS in local mode. None in AWS mode, where boto3 finds the instance's credentials."""
+    """Keys of the simulated AWS. None in AWS mode, where boto3 finds the instance's credentials."""
     secrets_prefix: str = ""
-    """Prefix of the server's secrets in AWS Secrets Manager. Empty: the secrets are files in the state directory."""
+    """Prefix in AWS Secrets Manager. Empty: the secrets are files in the state directory."""
     server_secret: str = field(default="", repr=False)
-    """The server secret, 64 hexadecimal digits. Empty: a file or Secrets Manager has it."""
+    """64 hexadecimal digits. Empty: a file or Secrets Manager has it."""
     admin_token: str = field(default="", repr=False)
-    """The first administrator's token. Empty: the first start generates it."""
+    """Token of the first administrator. Empty: the first start generates it."""
     server_id: str = ""
-    """Public id of the installation, 32 hexadecimal digits. Empty: a file in the state directory has the id."""
+    """32 hexadecimal digits. Empty: a file in the state directory has it."""
     database_url: str = ""
     """SQLAlchemy URL. Empty: SQLite in the state directory."""
     host: str = "127.0.0.1"
     port: int = 0
-    """TCP port. 0: the kernel chooses a free one."""
+    """0: the kernel chooses one."""
     replica_url: str = ""
-    """URL at which the other servers of the installation reach this one. Empty: the address that it listens on."""
+    """URL at which other servers reach this one. Empty: the address that it listens on."""
     events_queue_url: str = ""
-    """SQS queue that receives AWS events from EventBridge. Empty: the server polls AWS only."""
+    """SQS queue of AWS events from EventBridge. Empty: the server only polls AWS."""
     event_exports: tuple[str, ...] = ()
     """ARNs of EventBridge buses that receive events."""
     otlp_endpoint: str = ""
-    """Base URL of a collector that accepts OTLP over HTTP. Empty: no traces."""
+    """Base URL of an OTLP/HTTP collector. Empty: no traces."""
     is_other_host_allowed: bool = False
-    """Whether the server may listen on other addresses than loopback without TLS."""
+    """Whether the server may listen beyond loopback without TLS."""
     tls_host: str = ""
-    """Further address to listen on at `port`, with a certificate of the installation's own authority. Empty: none."""
+    """Further address at `port` with a certificate of the installation's own authority. Empty: none."""
     tls_certificate: Path | None = None
-    """PEM file with the server's certificate and the intermediate certificates."""
+    """PEM file, with intermediate certificates."""
     tls_key: Path | None = None
     trusted_proxies: tuple[str, ...] = ("127.0.0.1",)
-    """Addresses and networks (CIDR) of proxies whose X-Forwarded-For and X-Forwarded-Proto the server believes."""
+    """Addresses and networks (CIDR) whose X-Forwarded-For and X-Forwarded-Proto the server believes."""
     detection_seconds: float = 3.0
-    """Target time in seconds to detect a failure. The server derives all timeouts from this value."""
+    """Target time to detect a failure, from which all timeouts follow."""
     max_source_bytes: int = 256 * 1024 * 1024
     max_body_bytes: int = 1024 * 1024
     retention: RowRetention = DEFAULT
-    """Limits of age and number of the rows in growing tables, beyond which the server deletes rows."""
+    """Limits of the rows in growing tables."""
 
     def __post_init__(self) -> None:
         if not self.bucket:
@@ -163,11 +156,8 @@ class Settings:
 
     @property
     def default_max_slowdown(self) -> float:
-        """Default limit of the slowdown by snapshots, as a fraction of the mean time of an iteration.
-
-        With the simulated AWS (local mode), the limit is 100 %: all nodes share the cores of one machine, so measured
-        step times are not reliable.
-        """
+        """Default limit of the slowdown by snapshots, as a fraction of the mean iteration; 100 % in local mode."""
+        # In local mode, all nodes share one machine's cores, so measured step times are not reliable.
         return 1.0 if self.mode is CloudMode.LOCAL else DEFAULT_MAX_SLOWDOWN
 
     @property
@@ -183,7 +173,7 @@ class Settings:
 
     @property
     def database(self) -> str:
-        """URL of the database: `database_url`, or a SQLite file in the state directory if `database_url` is empty."""
+        """URL of the database: `database_url`, or a SQLite file in the state directory."""
         return self.database_url or embedded_database(self.state_directory)
 
 

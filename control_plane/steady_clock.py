@@ -1,10 +1,7 @@
 """Provides the control plane's clock: Unix time that never jumps.
 
-The control plane computes deadlines, and how long an agent has been silent, as differences of two clock readings. NTP
-or an administrator may set the wall clock at any time. This clock therefore advances with the kernel's boot clock, and
-approaches the wall clock slowly.
-
-Invariant: within a process, the difference of two readings deviates from the elapsed time by at most 5 %.
+NTP or an administrator may set the wall clock at any time. This clock advances with the kernel's boot clock, and
+approaches the wall clock, so that differences deviate from the elapsed time by at most 5 %.
 """
 
 from __future__ import annotations
@@ -15,10 +12,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 SLEW = 0.05
-"""Maximum correction toward the wall clock, in seconds per second.
-
-After the wall clock jumps by 60 s, this clock agrees with the wall clock again within 20 minutes.
-"""
+"""Largest correction in seconds per second. A jump of 60 s is corrected within 20 minutes."""
 
 
 def boot_seconds() -> float:
@@ -30,11 +24,9 @@ class SteadyClock:
     """A clock that never jumps. A call of the object returns the current time. Thread-safe."""
 
     def __init__(self, wall: Callable[[], float] = time.time, elapsed: Callable[[], float] = boot_seconds) -> None:
-        """Start the clock at the current time of the wall clock.
+        """Start the clock at the wall clock's time. `wall` returns Unix seconds, and may jump.
 
-        Args:
-            wall: returns Unix seconds; may jump.
-            elapsed: returns the seconds of a clock that never jumps, such as `boot_seconds`.
+        `elapsed` never jumps.
         """
         self._wall = wall
         self._elapsed = elapsed
@@ -53,7 +45,7 @@ class SteadyClock:
 
 
 steady_now = SteadyClock()
-"""The clock of this process. All code must use this instance, because two instances can differ after a clock jump."""
+"""All code must use this instance, because two can differ after a clock jump."""
 
 
 def steady_seconds() -> float:

@@ -4,10 +4,7 @@
                       created the job, also days later, after a restart, and on another server
     spans             requests, changes of the job's state, messages to agents, calls to AWS, recoveries
 
-`otlp_tracer` returns a tracer that exports over OTLP/HTTP, if the extra `otel` is installed.
-
-Invariant: a span contains names, ids and reasons only. Tracing never delays a background loop, because another thread
-exports the spans.
+A span contains names, ids and reasons only. Another thread exports, so tracing never delays a background loop.
 """
 
 from __future__ import annotations
@@ -19,18 +16,15 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 EXPORT_SECONDS = 5.0
-"""Time limit for one request to the collector. A server that stops waits for the end of its last request."""
+"""Limit of one request to the collector. A server that stops waits for its last one."""
 
 
 class TracingUnavailable(Exception):
-    """The settings name an endpoint for traces, but the package's extra `otel` is not installed."""
+    """The settings name an endpoint for traces, but the extra `otel` is not installed."""
 
 
 class Tracer:
-    """Exports spans with the OpenTelemetry SDK. Without a provider, it records nothing.
-
-    The tracer owns its SDK provider, and stops it in `close`.
-    """
+    """Exports spans with the OpenTelemetry SDK, or nothing without a provider, which the tracer owns."""
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         self._provider = provider
@@ -49,15 +43,9 @@ class Tracer:
         attributes: Mapping[str, str | int],
         failure: str = "",
     ) -> None:
-        """Record a span in the trace of a job.
+        """Record a span, from and to Unix seconds, in the trace of a job. Without a RunId, the span is dropped.
 
-        Args:
-            name: what the span describes, for example the operation of a request.
-            run_id: RunId of the job, 32 hexadecimal digits. A span without a RunId is dropped.
-            begun_at: start of the span, in Unix seconds.
-            ended_at: end of the span, in Unix seconds.
-            attributes: further facts. Their names get the prefix `everstep.`.
-            failure: why the described work failed. Empty after a success.
+        Names of `attributes` get the prefix `everstep.`. `failure` is empty after a success.
         """
         if self._provider is None or len(run_id) != 32:
             return
@@ -83,24 +71,15 @@ class Tracer:
         span.end(int(max(begun_at, ended_at) * 1e9))
 
     def close(self) -> None:
-        """Export the remaining spans, and stop the exporting thread. Blocks for at most a few seconds."""
+        """Export the remaining spans, and stop the thread. Blocks for at most a few seconds."""
         if self._provider is not None:
             self._provider.shutdown()
 
 
 def otlp_tracer(endpoint: str, version: str) -> Tracer:
-    """Return a tracer that exports to a collector.
+    """Return a tracer that exports to an OTLP/HTTP collector, which the caller closes. Empty `endpoint`: nothing.
 
-    Args:
-        endpoint: base URL of a collector that accepts OTLP over HTTP, for example `http://127.0.0.1:4318`. Empty: the
-            tracer records nothing.
-        version: version of this server, which the exported resource contains.
-
-    Returns:
-        The tracer. The caller closes it.
-
-    Raises:
-        TracingUnavailable: the extra `otel` is not installed.
+    Raises TracingUnavailable if the extra `otel` is not installed.
     """
     if not endpoint:
         return Tracer()

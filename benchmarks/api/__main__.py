@@ -55,7 +55,6 @@ class Service:
     database: str
 
     def target(self, jobs: int) -> hostile.Target:
-        """Return what the well-behaved caller and the hostile callers use."""
         node, session = next(iter(self.sessions.items()))
         return hostile.Target(
             pid=self.pid,
@@ -69,7 +68,6 @@ class Service:
         )
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time in seconds that the server's process has used since its start."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -169,7 +167,7 @@ def list_seconds(service: Service, order: tuple[str, str], pages: int) -> list[f
 
 
 def measure_heartbeats(service: Service, *, rounds: int, each: int) -> dict[str, Any]:
-    """Measure how many agent reports per second the server processes."""
+    """Measure the agent reports per second that the server processes."""
     rates, length = [], 0
     for _ in range(rounds):
         before = service.cpu_seconds()
@@ -231,7 +229,7 @@ def measure_commands(service: Service, *, count: int) -> dict[str, list[float]]:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Measure the parts of the benchmark that `--only` names, by default all: requests, reports, logs and commands."""
+    """Measure the parts that `--only` names."""
     is_quick, parts = begun.is_quick, begun.parts
     found: dict[str, Any] = {"job_count": 1_000 if is_quick else JOBS}
     with serving(begun.home / "server", found["job_count"]) as service:

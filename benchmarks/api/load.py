@@ -17,7 +17,7 @@ from everstep.protocol.codec import encode
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 
 CONNECTIONS = 16
-"""Number of persistent connections, each of which always has one request in progress."""
+"""Each has one request in progress."""
 
 
 class _Requester(asyncio.Protocol):
@@ -86,8 +86,7 @@ def for_seconds(what: bytes, seconds: float) -> Iterator[bytes]:
 def answer_seconds(port: int, requests: Iterator[bytes], connections: int = CONNECTIONS) -> tuple[list[float], float]:
     """Send all requests; return the duration of each response and of the whole run.
 
-    Raises:
-        BenchmarkFailed: the server did not answer a request with 200.
+    Raises BenchmarkFailed if the server did not answer with 200.
     """
 
     async def run() -> tuple[list[float], float]:
@@ -108,7 +107,7 @@ def answer_seconds(port: int, requests: Iterator[bytes], connections: int = CONN
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Number and size of the reports that `heartbeats` sent, and the seconds until the server had processed them."""
+    """Number and size of sent reports, and the seconds until the server had processed them."""
 
     reports: int
     wall_seconds: float
@@ -116,12 +115,9 @@ class Heard:
 
 
 def heartbeats(port: int, sessions: dict[str, str], reports_each: int, ranks: int = 8) -> Heard:
-    """Send reports from many agents without pauses, and wait until the server has processed all reports.
+    """Send reports from many agents without pauses, and wait until the server has processed all.
 
-    Each agent sends an invalid message after its last report, so the server then closes the connection.
-
-    Raises:
-        BenchmarkFailed: the server closed a connection for another reason.
+    Raises BenchmarkFailed if the server closed a connection before the invalid message that ends each agent's reports.
     """
     length = len(encode(_report(NodeId("i-" + "0" * 17), 1, ranks)))
 
@@ -175,11 +171,7 @@ def heartbeats(port: int, sessions: dict[str, str], reports_each: int, ranks: in
 
 
 def _report(node: NodeId, number: int, ranks: int) -> AgentReport:
-    """Return the report of a node on which a job trains.
-
-    The job has `ranks` ranks on this node, and each rank's shard is stored on two nodes. Two reports of a node differ
-    only in the step.
-    """
+    """Return the report of a node with `ranks` ranks, each shard on two nodes. Reports differ only in the step."""
     of_node: Sequence[int] = range(ranks)
     member = MemberReport(
         job=JobName("gpt"),

@@ -1,7 +1,4 @@
-"""Computes the table rows, verdicts and documentation page of the API benchmark. The functions are pure.
-
-A verdict says whether a measured value meets its limit (`benchmarks.measures.Verdict`).
-"""
+"""Computes the table rows, verdicts and documentation page of the API benchmark. Pure."""
 
 from __future__ import annotations
 
@@ -26,41 +23,33 @@ HOSTILE_MEBIBYTES = 256.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Measured values of one run of the API benchmark. Parts that were not measured are empty."""
+    """Measured values of one run. Parts that were not measured are empty."""
 
     bare_rates: Sequence[float] = ()
-    """Responses per second of a FastAPI route that returns a constant.
-
-    The benchmark measures this route before, between and after the other measurements, to show the speed of the
-    machine.
-    """
+    """Responses per second of a route that returns a constant, measured repeatedly: the machine's speed."""
     describe_rates: Sequence[float] = ()
     describe_new_rates: Sequence[float] = ()
-    """Responses per second if each request describes another job, so that the server can use no cached response."""
+    """Each request describes another job, so that the server can use no cached response."""
     writes_per_second: float = 0.0
     job_count: int = 0
     list_seconds: Sequence[float] = ()
     heartbeat_rates: Sequence[float] = ()
-    """Number of processed reports ÷ seconds, for each round.
-
-    The seconds are the round's wall time. If threads of the server run in parallel, its CPU time is longer and counts
-    instead, so that the value is the rate of one core.
-    """
+    """Processed reports ÷ seconds by round, wall time or, if longer because threads run in parallel, CPU time."""
     heartbeat_bytes: int = 0
     agent_count: int = 0
     follow_seconds: Sequence[float] = ()
-    """Seconds from the time at which the job printed a line until the client received it, for each line in order."""
+    """Seconds from the job's print of a line until the client received it."""
     command_seconds: dict[str, Sequence[float]] = field(default_factory=dict)
     quiet_seconds: Sequence[float] = ()
-    """Response times of a well-behaved caller that is alone, measured before each kind of hostile callers."""
+    """Response times of a well-behaved caller alone, before each kind of hostile callers."""
     hostile_seconds: dict[str, Sequence[float]] = field(default_factory=dict)
     """Response times of the same caller beside hostile callers, by their kind."""
     hostile_bytes: dict[str, float] = field(default_factory=dict)
-    """By kind of hostile callers, the growth of the server's memory up to its peak."""
+    """Growth of the server's memory to its peak, by kind."""
 
 
 def rows(run: Run) -> list[Row]:
-    """Return one table row per measured value, with its limit and the verdict whether the value meets the limit."""
+    """Return one table row per measured value, with limit and verdict."""
     found = []
     if run.bare_rates and run.describe_rates:
         bare, moved = statistics.median(run.bare_rates), moved_ratio(run.bare_rates[0], run.bare_rates[-1])
@@ -123,9 +112,9 @@ def _most(what: str, seconds: float, limit: float, samples: Sequence[float]) -> 
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the text for each placeholder of the template of this benchmark's page.
+    """Return the text per placeholder of the page's template.
 
-    If a text is None, the page omits the paragraph, item or section with this placeholder (`benchmarks.page`).
+    None omits its paragraph, item or section (`benchmarks.page`).
     """
     return {
         "machine": run.machine.words(),

@@ -2,8 +2,8 @@
 
     python -P -m benchmarks.api.server DIRECTORY JOBS NODES
 
-The measured server is Everstep's application with a filled database, but without control loops. The tests' fake
-cloud replaces AWS. The process writes one line of JSON when both servers listen, and ends when its stdin is closed.
+Everstep's application has a filled database and the tests' fake cloud, but no loops. The process writes one line of
+JSON when both servers listen, and ends when its stdin is closed.
 """
 
 from __future__ import annotations
@@ -42,13 +42,11 @@ class SlowStore(MemoryObjectStore):
     """An object store whose listings take half a second."""
 
     def list(self, *arguments: Any, **options: Any) -> Any:
-        """List objects after a pause."""
         threading.Event().wait(0.5)
         return super().list(*arguments, **options)
 
 
 def main() -> None:
-    """Run the measured control-plane server and a bare server that returns a constant, until stdin is closed."""
     # Log no warnings, because the load generator ends each connection with an invalid message.
     logging.getLogger("control_plane").setLevel(logging.ERROR)
     directory, job_count, node_count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -103,7 +101,7 @@ def main() -> None:
 
 
 def fill(database: Database, job_count: int, node_count: int) -> dict[str, str]:
-    """Store a fleet, jobs and the session tokens of agents in the database; return the tokens by node."""
+    """Fill the database with a fleet, jobs and agents' session tokens; return the tokens by node."""
     now = datetime.now(UTC)
     with database.write() as session:
         fleets.create(
@@ -135,7 +133,7 @@ def fill(database: Database, job_count: int, node_count: int) -> dict[str, str]:
 
 
 def many(count: int) -> Iterator[NewJob]:
-    """Yield `count` jobs with the settings of typical users. The first job has completed, and all other jobs run."""
+    """Yield jobs with typical settings. The first has completed, all others run."""
     for number in range(count):
         run_id = uuid.uuid4().hex
         spec = SavedJobSpec(

@@ -1,7 +1,4 @@
-"""Command of the dashboard benchmark, in Chromium with a simulated fleet: `make bench-dashboard`.
-
-`benchmarks.command` documents options and exit codes.
-"""
+"""Command of the dashboard benchmark, in Chromium with a simulated fleet: `make bench-dashboard`."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ LAST_INCIDENT: Final = "section[aria-label='Latest incident']"
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Measure the job list and scrolling with many jobs, then how fast a page shows killed ranks, with few jobs."""
+    """Measure the list and scrolling with many jobs, then how fast a page shows killed ranks, with few."""
     many_jobs = JOBS, NODES, LINES, LOADS, FAULTS
     jobs, nodes, lines, loads, faults = (60, 8, 3_000, 2, 2) if begun.is_quick else many_jobs
     history, measured = (200, 20) if begun.is_quick else (HISTORY_STEPS, MEASURED_SECONDS)
@@ -80,30 +77,26 @@ def measure(begun: Begun) -> dict[str, Any]:
 
 
 def served(directory: Path, *, nodes: int) -> Living:
-    """Return a dashboard server for a new simulated fleet with this number of nodes."""
     directory.mkdir()
     return Living(directory, World(directory, nodes=nodes, spares=0, boot_seconds=1.0, max_size=nodes + 10))
 
 
 def of_the_list(browser: Browser, many: Living) -> float:
-    """Measure how long the job list takes to open in a browser without cached files of the dashboard.
-
-    Return the seconds until the list responds to input.
-    """
+    """Return the seconds until the job list responds in a browser without cached files."""
     with watched(browser, many.url) as page:
         sign_in_unseen(page, many)
         return seconds_until_interactive(page, "/jobs", "tbody tr", WIDE)
 
 
 def of_the_week(browser: Browser, old: Living) -> float:
-    """Return the seconds until the page of the job with a week of history shows its verdict, incident and timeline."""
+    """Return the seconds until a job with a week of history shows verdict, incident and timeline."""
     with watched(browser, old.url) as page:
         sign_in_unseen(page, old)
         return seconds_until_visible(page, f"/jobs/{week.WIDE}", ".verdict", LAST_INCIDENT, "svg.timeline a")
 
 
 def scrolling(browser: Browser, many: Living) -> dict[str, list[float]]:
-    """Scroll the job list, the protection matrix and the log. Return each frame's duration in milliseconds."""
+    """Scroll the job list, the protection matrix and the log. Return the milliseconds of each frame."""
     found: dict[str, list[float]] = {}
     with signed_in(browser, many) as page:
         page.goto("/jobs")
@@ -123,16 +116,13 @@ def scrolling(browser: Browser, many: Living) -> dict[str, list[float]]:
 
 
 async def a_second(served: Living, name: str) -> None:
-    """Advance a simulated fleet by one second, in which a job completes one step."""
+    """Advance a simulated fleet by one second and one step of a job."""
     await served.world.train(1, name)
     await served.world.tick(1.0)
 
 
 def of_a_job(browser: Browser, few: Living, history: int, seconds: int) -> dict[str, Traffic]:
-    """Measure the traffic of a job's Metrics tab and main page.
-
-    The job has logged `history` steps and logs further steps.
-    """
+    """Measure the traffic of a job's Metrics tab and main page, after `history` logged steps."""
     logger = Logger(few.world, SMALL)
     logger.log(history)
 
@@ -145,10 +135,7 @@ def of_a_job(browser: Browser, few: Living, history: int, seconds: int) -> dict[
 
 
 def of_faults(browser: Browser, few: Living, count: int) -> list[float]:
-    """Kill a rank `count` times, and measure when the job's page shows each incident.
-
-    Return the seconds from the commit of each incident in the database until the page shows it.
-    """
+    """Kill a rank `count` times. Return the seconds from each incident's commit until the job's page shows it."""
     world = few.world
 
     async def strike() -> None:

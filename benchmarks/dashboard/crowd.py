@@ -1,8 +1,7 @@
 """Creates the test data of the dashboard benchmark: more jobs, nodes and log lines than most fleets have.
 
-The product's control loops launch one job with many nodes (the wide job) on the simulated fleet. The function `crowd`
-also submits about a thousand other jobs. An SQL UPDATE then sets their states, because simulating these jobs would take
-hours.
+The control loops launch one wide job on the simulated fleet. An SQL UPDATE sets the states of about a thousand others,
+because simulating them would take hours.
 """
 
 from __future__ import annotations
@@ -24,20 +23,11 @@ WIDE: Final = "wide"
 SMALL: Final = "small"
 CHUNK_LINES: Final = 5_000
 _SHARE: Final = ((0.70, JobState.COMPLETED), (0.80, JobState.FAILED), (0.85, JobState.STOPPED))
-"""Final states of the simulated jobs, each with the cumulative fraction of jobs up to this state.
-
-70 % of the jobs have completed, 10 % have failed and 5 % were stopped. The remaining jobs wait.
-"""
+"""Final states with the cumulative fraction of jobs. The remaining jobs wait."""
 
 
 async def crowd(world: World, *, jobs: int, nodes: int) -> None:
-    """Create many jobs, one of which trains on many nodes.
-
-    Args:
-        world: a new simulated world with at least this many nodes.
-        jobs: number of jobs in the list.
-        nodes: nodes of the wide job, with one rank each.
-    """
+    """Create `jobs` jobs in a new world, one of which trains on `nodes` nodes with one rank each."""
     world.submit(WIDE, nodes=nodes)
     await world.until(lambda: world.job(WIDE).state == JobState.RUNNING)
     await world.train(5, WIDE)
@@ -64,14 +54,14 @@ async def crowd(world: World, *, jobs: int, nodes: int) -> None:
 
 
 async def small(world: World) -> None:
-    """Create a job that trains on two nodes. The benchmark injects faults into this job."""
+    """Create a job on two nodes, into which the benchmark injects faults."""
     world.submit(SMALL, nodes=2)
     await world.until(lambda: world.job(SMALL).state == JobState.RUNNING)
     await world.train(5, SMALL)
 
 
 def write_log(world: World, name: str, lines: int) -> None:
-    """Write `lines` log lines, as if rank 0 of the job had printed them."""
+    """Write log lines of a job's rank 0."""
     plan = world.plan(name)
     node = next(node for node in plan.nodes if 0 in node.ranks).node_id
     begin = int(world.now.timestamp() * 1000) - lines

@@ -1,7 +1,4 @@
-"""Computes the table rows, verdicts and page of the dashboard benchmark. The functions are pure.
-
-A verdict says whether a measured value meets its limit (`benchmarks.measures.Verdict`).
-"""
+"""Computes the table rows, verdicts and page of the dashboard benchmark. The functions are pure."""
 
 from __future__ import annotations
 
@@ -16,22 +13,22 @@ from benchmarks.rows import Row, limits, number, without_verdicts
 
 INTERACTIVE_SECONDS: Final = 1.5
 WEEK_SECONDS: Final = 2.0
-"""Limit of the time until the page of a job with a week of history shows its state and its timeline."""
+"""Limit until the page of a job with a week of history is complete."""
 SHOWN_SECONDS: Final = 0.5
 FRAME_MS: Final = 1000 / 30
-"""Limit of the 95th percentile of frame times, in milliseconds: 30 frames per second."""
+"""Limit of the 95th percentile: 30 frames per second."""
 METRICS_MB: Final = 5.0
-"""Limit of the traffic of an open Metrics tab, in megabytes per hour."""
+"""Megabytes per hour of an open Metrics tab."""
 SHIFT: Final = 0.05
-"""Limit of the cumulative layout shift: half of the value 0.1 up to which web.dev calls the shift good."""
+"""Limit of the cumulative layout shift: half of web.dev's limit for good."""
 FIRST_LOAD_KB: Final = 250.0
 METRICS_TAB: Final = "an open Metrics tab"
-"""Name in `Run.bytes_per_hour` of the only page whose traffic has a limit."""
+"""The only page in `Run.bytes_per_hour` with a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Measured values of one run of the dashboard benchmark."""
+    """Measured values of one run."""
 
     chromium: str
     jobs: int
@@ -39,27 +36,20 @@ class Run(BenchmarkRun):
     lines: int
     interactive_seconds: Sequence[float]
     week_seconds: Sequence[float] = ()
-    """Seconds until the page of a job with a week of history (`tests.dashboard.many`) is complete, by load.
-
-    Runs before this measurement have none.
-    """
+    """Seconds until a job's page with a week of history (`tests.dashboard.many`), by load. Empty for older runs."""
     shown_seconds: Sequence[float]
     frames_ms: dict[str, Sequence[float]]
-    """Frame times in milliseconds, by the name of the scrolled element."""
+    """Frame times by scrolled element."""
     bytes_per_hour: dict[str, tuple[float, float]]
-    """Bytes that an open page receives per hour, by page.
-
-    The first value of a pair is measured. The second value is the size of the same responses if the server sent them
-    completely and without compression.
-    """
+    """Bytes by page: measured, and if responses were complete and without compression."""
     shifts: dict[str, float]
-    """Cumulative layout shift of each page's first load, by path."""
+    """Cumulative layout shift of the first load, by path."""
     first_load_bytes: dict[str, int]
-    """Compressed bytes of each page's first load, by path."""
+    """Compressed bytes by path."""
 
 
 def rows(run: Run) -> list[Row]:
-    """Return one table row per measured value, with its limit and the verdict whether the value meets the limit."""
+    """Return one table row per measured value, with limit and verdict."""
     found = [*_times(run), *_sizes(run)]
     return without_verdicts(found) if run.is_busy else found
 
@@ -102,9 +92,9 @@ def _row(what: str, samples: Sequence[float], share: float, limit: float, unit: 
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the text for each placeholder of the template of this benchmark's page.
+    """Return the text per placeholder of the page's template.
 
-    If a text is None, the page omits the paragraph, item or section with this placeholder (`benchmarks.page`).
+    None omits its paragraph, item or section (`benchmarks.page`).
     """
     week = [run.week_seconds] if run.week_seconds else []
     samples = [run.interactive_seconds, *week, run.shown_seconds, *run.frames_ms.values()]

@@ -1,8 +1,7 @@
 """Measures how many bytes an open page receives, how many bytes its first load needs, and how its layout shifts.
 
-The browser's clock is simulated: each simulated second, the fleet trains one step, and the page's timers run. Requests
-are real and take real time. The bytes per hour are therefore extrapolated from one simulated minute, which takes a few
-real seconds.
+The browser's clock is simulated: each second, the fleet trains one step, and the page's timers run. Requests are real,
+so bytes per hour are extrapolated from one simulated minute.
 """
 
 from __future__ import annotations
@@ -32,12 +31,9 @@ OWN: Final = tuple(
     for name in ("step_seconds", "snapshot_blocked_seconds", "replicate_seconds", "network_bytes_per_second")
 )
 SETTLE_SECONDS: Final = 15
-"""Simulated seconds before the measurement. By then, the page has loaded all data and only polls."""
+"""Simulated seconds until the page only polls."""
 AHEAD_MS: Final = 2_900
-"""Milliseconds from the first load of a page until the page fetches the code of other pages in advance.
-
-This code is not part of the first load.
-"""
+"""Milliseconds until a page fetches the code of other pages, which is not part of the first load."""
 _OBSERVE_SHIFT: Final = """() => {
   window.layoutShift = 0
   new PerformanceObserver((list) => {
@@ -51,20 +47,15 @@ _FIRST_LOAD: Final = """(ahead) => ['navigation', 'resource'].flatMap((type) => 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Bytes that an open page of the dashboard receives while it polls the API."""
+    """Bytes that an open page receives while it polls."""
 
     bytes_per_hour: float
     plain_bytes_per_hour: float
-    """Bytes per hour if the server sent each response completely and without compression."""
+    """Bytes per hour if each response were complete and without compression."""
 
 
 class Logger:
-    """Logs metrics of a simulated job, one value per metric and step.
-
-    Args:
-        world: the simulated fleet.
-        name: name of a running job.
-    """
+    """Logs metrics of a simulated running job, one value per metric and step."""
 
     def __init__(self, world: World, name: str) -> None:
         self._world = world
@@ -74,7 +65,7 @@ class Logger:
         self._step = 0
 
     def log(self, steps: int) -> None:
-        """Store the metric values of the next `steps` training steps in the database."""
+        """Store the metrics of the next `steps` steps."""
         first, self._step = self._step, self._step + steps
         points = tuple(
             MetricPoint(
@@ -103,11 +94,9 @@ def _value(name: str, step: int) -> float:
 
 @dataclass
 class _Counted:
-    """Counts the bytes that the browser receives from the API.
+    """Counts the bytes that the browser receives from the API."""
 
-    The dataclass has no `__slots__`, because Playwright adds attributes to the object.
-    """
-
+    # No `__slots__`, because Playwright adds attributes to the object.
     received_bytes: int = 0
     requests: Counter[str] = field(default_factory=Counter)
     streams: set[str] = field(default_factory=set)
@@ -139,15 +128,7 @@ class _Counted:
 
 
 def traffic_of(browser: Browser, served: Living, path: str, second: Callable[[], None], seconds: int) -> Traffic:
-    """Keep a page open while a job trains, and count the bytes that the page receives.
-
-    Args:
-        browser: a started browser.
-        served: the server behind the page.
-        path: path of the page.
-        second: advances the simulated fleet by one second.
-        seconds: simulated seconds to measure.
-    """
+    """Count the bytes of an open page for simulated seconds, each of which `second` begins."""
     with watched(browser, served.url) as page:
         sign_in_unseen(page, served)
         with _counted(page) as counted:
@@ -185,7 +166,7 @@ def _pass(page: Page, counted: _Counted, second: Callable[[], None], seconds: in
 
 
 def _complete(url: str) -> str:
-    """Return the URL of a poll without the parameter that limits the response to changes."""
+    """Return a poll's URL without the limit to changes."""
     parts = urlsplit(url)
     query = [(name, value) for name, value in parse_qsl(parts.query) if name != "ChangesSince"]
     return parts._replace(query=urlencode(query)).geturl()
@@ -204,7 +185,7 @@ class Load:
     shift: float
     """Cumulative layout shift, without shifts that follow an input."""
     first_load_bytes: int
-    """Bytes of the document, scripts, styles and fonts that the first load transfers, compressed."""
+    """Compressed document, scripts, styles and fonts."""
 
 
 def load_of(browser: Browser, served: Living, path: str) -> Load:

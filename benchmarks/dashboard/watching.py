@@ -39,19 +39,7 @@ _FRAMES: Final = """([selector, lasts, step]) => new Promise((resolve) => {
 
 
 def seconds_until_interactive(page: Page, path: str, rows: str, wanted: str) -> float:
-    """Return the seconds from the start of the navigation until the page responds to input.
-
-    A page responds when a typed filter has shortened the page's list.
-
-    Args:
-        page: a page of a signed-in user.
-        path: path to open.
-        rows: selector of the list's rows.
-        wanted: filter text that matches exactly one row.
-
-    Returns:
-        Seconds by the browser's clock.
-    """
+    """Return the seconds from the navigation until a filter `wanted`, which matches one row, has shortened the list."""
     page.goto(path, wait_until="commit")
     page.locator("[data-filter]").fill(wanted)
     expect(page.locator(rows)).to_have_count(1, timeout=30_000)
@@ -60,16 +48,7 @@ def seconds_until_interactive(page: Page, path: str, rows: str, wanted: str) -> 
 
 
 def seconds_until_visible(page: Page, path: str, *selectors: str) -> float:
-    """Return the seconds from the start of the navigation until elements with all of these selectors are visible.
-
-    Args:
-        page: a page of a signed-in user.
-        path: path to open.
-        selectors: a selector for each element.
-
-    Returns:
-        Seconds by the browser's clock.
-    """
+    """Return the seconds from the navigation until elements with all selectors are visible, by the browser's clock."""
     page.goto(path, wait_until="commit")
     for selector in selectors:
         expect(page.locator(selector).first).to_be_visible(timeout=30_000)
@@ -78,26 +57,14 @@ def seconds_until_visible(page: Page, path: str, *selectors: str) -> float:
 
 
 def frames(page: Page, selector: str, *, step: int) -> list[float]:
-    """Return the duration of each frame in milliseconds while an element is scrolled.
-
-    Args:
-        page: the page that shows the element.
-        selector: selector of the element; empty for the page itself.
-        step: pixels to scroll per frame.
-
-    Returns:
-        The time from each frame to the next frame.
-    """
+    """Return the milliseconds between frames while an element (empty: the page) scrolls `step` pixels per frame."""
     found: list[float] = page.evaluate(_FRAMES, [selector, SCROLL_MS, step])
     return found
 
 
 @contextmanager
 def incidents_stored() -> Iterator[list[float]]:
-    """Yield a list to which the time of each committed incident is added while the `with` block runs.
-
-    An entry is the Unix time at which the database committed a transaction that creates an incident.
-    """
+    """Yield a list that receives the Unix time of each commit of an incident while the `with` block runs."""
     stored: list[float] = []
 
     def flushed(session: Session, _: Any) -> None:
@@ -118,16 +85,9 @@ def incidents_stored() -> Iterator[list[float]]:
 
 
 def seconds_until_shown(page: Page, selector: str, hurt: Callable[[], None], stored: list[float]) -> float:
-    """Return the delay from the database's commit of a fault's incident until the page shows the fault.
+    """Return the seconds from the commit of a fault's incident until the page shows it, by one machine's clock.
 
-    Args:
-        page: a page that does not show the fault yet.
-        selector: selector of the element that will show the fault.
-        hurt: causes the fault; returns when the incident is stored.
-        stored: the list that `incidents_stored` yields and fills. Its newest entry is the time of the commit.
-
-    Returns:
-        Seconds. The browser and the service use the same machine's clock.
+    `hurt` causes the fault, and returns when the incident is in `stored`, which `incidents_stored` yields.
     """
     page.evaluate(_WHEN_SHOWN, selector)
     before = len(stored)

@@ -1,7 +1,6 @@
 """Benchmark of the data plane (snapshots, replicas and restores): `make bench-data-plane`.
 
-One run measures Everstep and other checkpoint systems (the compared systems, `PEERS` in the code) with the same state.
-It also measures floors: bounds that no system can beat on this machine, such as the time of a plain memcpy.
+One run measures Everstep and other checkpoint systems (`PEERS`) with the same state, and floors.
 
     __main__.py      the harness: runs the launches in order
     systems.py       the compared systems and their virtual environments
@@ -11,7 +10,4 @@ It also measures floors: bounds that no system can beat on this machine, such as
     rank/            programs of the rank processes
     rows.py          conversion of measured samples to table rows with verdicts (pure)
     report.py        results, and the page and the picture in `docs/` (pure)
-
-Invariant: all measurements are reported, and none is repeated. A row is inconclusive if its floor changed, or if the
-value that it is compared with is unreliable.
 """

@@ -4,12 +4,9 @@
 
     per size: floors A floors B floors C … Z floors │ A floors B floors C floors │ Z floors … C floors B floors A floors
 
-A to Z are the systems. Every system is launched once in this order and once in reverse order, so that a steady drift of
-the machine's speed affects all systems equally. Between these two rounds, Everstep and its main compared systems are
-launched once more. Floors (lower bounds, such as the time of a memcpy) are measured before and after each launch, and
-before each of Everstep's restores.
-
-`benchmarks.command` documents options and exit codes.
+Every system A to Z is launched once in this order and once in reverse, so that a drift of the machine's speed affects
+all equally. In between, Everstep and its main compared systems are launched once more. Floors are also measured before
+each of Everstep's restores.
 """
 
 from __future__ import annotations
@@ -48,32 +45,22 @@ from everstep import __version__
 from infra.local_cloud.up import ClusterOptions
 
 SPAN_SECONDS_PER_GIB, SPAN_SECONDS = 1.0, 0.15
-"""Duration of a long span in seconds per GiB of state, plus a constant part in seconds.
-
-A span is a wait in each step that replaces forward and backward. A long span and the optimizer step together last long
-enough to copy a snapshot to the other node.
+"""Long span per GiB of state, and a constant part. It replaces forward and backward, and suffices to copy a snapshot.
 """
 TIGHT_SECONDS_PER_GIB, TIGHT_SECONDS = 0.15, 0.02
-"""Duration of a short wait in place of forward and backward: about twice the time of copying the state once.
-
-The values are seconds per GiB of state, and a constant part in seconds.
-"""
+"""Short span per GiB of state, and a constant part: about twice the time of copying the state once."""
 LAUNCH_SECONDS = 150.0
 PARTS = ("systems", "tls")
-"""Parts that `--only` selects: `systems` measures all systems, `tls` measures the cost of TLS between nodes."""
+"""Choices of `--only`: all systems, or the cost of TLS between nodes."""
 LARGE_STATE_MIB = 512
 HELD_AGAINST = tuple(dict.fromkeys(goal.peer[0] for goal in GOALS if goal.peer is not None))
 LARGE_PEERS = (*HELD_AGAINST, "DLRover flash checkpoint")
-"""Compared systems that are also measured with a large state.
-
-The benchmark requires Everstep's values to reach the values of these systems (`GOALS`). No limit uses DLRover's values.
-DLRover is included because its local restore is the fastest.
-"""
+"""Systems that a large state measures as well: those of `GOALS`, and DLRover, whose local restore is the fastest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """A state size to measure, with the number of repetitions of each measurement."""
+    """A state size, with the repetitions of each measurement."""
 
     state_mib: int
     peers: tuple[System, ...]
@@ -82,7 +69,7 @@ class Size:
 
 
 def sizes_of(sizes_mib: list[int], peers: tuple[System, ...], *, is_quick: bool) -> list[Size]:
-    """Return one `Size` per state size, with its systems and its numbers of repetitions."""
+    """Return one `Size` per state size."""
 
     def repeats(state_mib: int, *, spaced: int, tight: int, local_restores: int, others: int) -> Repeats:
         gib = state_mib / 1024
@@ -117,24 +104,18 @@ def sizes_of(sizes_mib: list[int], peers: tuple[System, ...], *, is_quick: bool)
 
 
 def order_of(names: Sequence[str], thrice: Collection[str]) -> list[str]:
-    """Return the order of launches: all systems, the extra launches, and all systems in reverse order.
-
-    Args:
-        names: names of all systems, in the order of the first round of launches.
-        thrice: systems that are launched a third time, between the two rounds.
-    """
+    """Return the order of launches: all systems, those in `thrice`, and all systems in reverse."""
     return [*names, *(name for name in names if name in thrice), *reversed(names)]
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Define the command-line options that no other benchmark has."""
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 1024], help="MiB of state per rank")
     parser.add_argument("--peers", nargs="*", choices=[peer.name for peer in PEERS], help="compare these systems only")
     parser.add_argument("--without-model", action="store_true", help="leave the char-GPT out")
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Launch every system with every state size. Return all measured values and floors (bounds no system can beat)."""
+    """Launch every system with every state size. Return all measured values and floors."""
     found: dict[str, Any] = {"figures": [], "floors": {}, "encryption": ()}
     if "tls" in begun.parts:
         begun.say("one stream, plain and with TLS")
@@ -169,10 +150,7 @@ def _measure_systems(begun: Begun) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _bench(home: Path, state_mib: int, say: Callable[[str], None]) -> Iterator[Bench]:
-    """Start a local cluster of two nodes for the Everstep jobs, and end it after the `with` block.
-
-    Each node has memory for its own rank's state and for a copy of the other rank's state.
-    """
+    """Start a local cluster of two nodes, each with memory for its own rank's state and a copy of the other's."""
     slots_bytes = 4 * state_mib * 1024**2 * 5 // 4 + 64 * 1024**2
     with started_bench(home, say, ClusterOptions(nodes=NODES, spares=0, node_memory_bytes=slots_bytes)) as bench:
         bench.wait_until_warm(NODES)
@@ -248,14 +226,9 @@ def _launch(
 
 
 def floors_of(launches: list[list[report.Seconds]], state_bytes: int) -> dict[str, LaunchFloor]:
-    """Return the floors (times that no system can beat) that were measured in the launches of one system.
+    """Return the floors of one system's launches.
 
-    If the system was launched only once, the measurements of that launch are split into an earlier and a later half.
-    The report can then still show whether the floor changed.
-
-    Args:
-        launches: floor measurements of each launch, in order.
-        state_bytes: bytes that each measured operation moves.
+    A single launch is split into halves, to show whether they changed.
     """
     if len(launches) == 1:
         (alone,) = launches

@@ -1,12 +1,9 @@
 """Measures a restore from another node's memory into the model of a rank that already waits for its state.
 
-The rank copies verified chunks while its node still fetches later chunks.
-
     rank: model built, `init` ──▶ waits ──▶ copies verified chunks ──▶ `restore` returns
     owner's node:                 fetch begins ──▶ verified, chunk by chunk ──▶ notifies the rank
 
-Invariant: the rank already waits when the fetch starts. The measured time lasts from this start until the rank's
-`restore` returns. All processes use the same clock.
+The measured time lasts from the start of the fetch until the rank's `restore` returns, by one clock.
 """
 
 from __future__ import annotations
@@ -23,28 +20,19 @@ NODE, RANK = "benchmarks.data_plane.rank.node", "benchmarks.data_plane.rank.wait
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """The measured durations of one restore of the rank's state."""
+    """The durations of one restore."""
 
     fetch_seconds: float
-    """Seconds from the start of the fetch until all bytes were verified in the memory of the rank's node."""
+    """Seconds until all bytes were verified in the memory of the rank's node."""
     model_seconds: float
-    """Seconds from the start of the fetch until `restore` returned in the rank, with the state in its model."""
+    """Seconds until `restore` returned in the rank."""
     verified: bool
 
 
 def run_arrivals(home: Path, *, state_mib: int, count: int) -> list[Arrival]:
     """Store a rank's state on two nodes, then restore it `count` times to a node that has lost it.
 
-    Args:
-        home: folder for logs; created by this function.
-        state_mib: size of the rank's state in MiB.
-        count: number of restores.
-
-    Returns:
-        The measurements.
-
-    Raises:
-        BenchmarkFailed: a process ended; the message has the path of its log.
+    Raises BenchmarkFailed with the path of the log if a process ended.
     """
     home.mkdir(parents=True)
     with tmpfs_folder() as memory:

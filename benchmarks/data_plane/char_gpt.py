@@ -1,7 +1,6 @@
 """Measures the cost of copying every step of the char-GPT example to another node, with DDP and with ZeRO-3.
 
-Each launch consists of blocks of steps. Blocks under Everstep, under lm-resiliency (a compared system) and without
-protection take turns.
+In each launch, blocks of steps under Everstep, under lm-resiliency and without protection take turns.
 """
 
 from __future__ import annotations
@@ -29,44 +28,32 @@ NOBODY, OWN, LM_RESILIENCY = "none", "everstep", "lm_resiliency"
 NAMES = {EVERSTEP: OWN, "lm-resiliency": LM_RESILIENCY}
 LAUNCHES, CYCLES = 6, 24
 SKIPPED_STEPS, COUNTED_STEPS = 1, 4
-"""Numbers of untimed steps at the start of a block, and of the timed steps that follow them.
-
-During the untimed steps, the system of the previous block may still finish its background work.
-"""
+"""Untimed steps of a block, in which the previous system may finish its work, and timed steps."""
 WARM_UP_STEPS = 120
-"""Steps before the first block of steps.
-
-During these steps, Everstep profiles the network and tries different sending rates. The number covers the longest trial
-of a sending rate (`worker.core.pacing_trial`).
+"""Steps before the first block: Everstep's profile of the network and its longest trial of a sending rate
+(`worker.core.pacing_trial`).
 """
 GIB = 1024**3
 
 Cycle = Mapping[str, Json]
-"""Rank 0's measurements of one cycle.
-
-In a cycle, every compared system trains one block of steps in turn. The CPU time covers all ranks and agents.
-"""
+"""Rank 0's measurements of one block per system. The CPU time covers all ranks and agents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Measurements of one launch of two ranks, which train with each compared checkpoint system in turn."""
+    """Measurements of one launch of two ranks."""
 
     cycles: list[Cycle]
     kept_ratio: Mapping[str, float]
-    """Steps that were complete on both nodes ÷ all steps of the system's blocks, by name of the system."""
+    """Steps that were complete on both nodes ÷ all steps, by system."""
     verified: Mapping[str, bool | None]
-    """Whether the copies of all ranks' last step are correct, by name of the system.
-
-    True if each copy on the other node equals the rank's state byte by byte. None for a run without any protection,
-    which has no copies.
-    """
+    """Whether the copies of all ranks' last step equal the state, by system. None without protection."""
     state_bytes: int
-    """Bytes of the state of all ranks together."""
+    """Bytes of all ranks together."""
 
     @classmethod
     def of(cls, ranks: Sequence[Json]) -> Launch:
-        """Return the measurements of a launch, read from both ranks' output."""
+        """Return the measurements in both ranks' output."""
         first, size = ranks[0]["blocks"], len({block["system"] for block in ranks[0]["blocks"]})
         blocks = [
             {**block, "cpu_seconds": sum(rank["blocks"][number]["cpu_seconds"] for rank in ranks)}
@@ -96,19 +83,9 @@ class Launch:
 
 
 def measure(bench: Bench, environments: Path, kind: str, *, with_peer: bool) -> list[Launch]:
-    """Launch the model a few times. Within each launch, the systems train blocks of steps in turn.
+    """Launch the model (ddp or zero3) a few times, with blocks of steps under each system in turn.
 
-    Args:
-        bench: the cluster.
-        environments: folder of the compared systems' virtual environments.
-        kind: ddp or zero3.
-        with_peer: whether to include lm-resiliency.
-
-    Returns:
-        The measurements of each launch.
-
-    Raises:
-        BenchmarkFailed: a launch failed.
+    Raises BenchmarkFailed if a launch failed.
     """
     systems = (NOBODY, OWN, *((LM_RESILIENCY,) if with_peer else ()))
     found = []
@@ -146,10 +123,7 @@ def measure(bench: Bench, environments: Path, kind: str, *, with_peer: bool) -> 
 
 
 def order_of(systems: Sequence[str]) -> list[str]:
-    """Return the system of each block of steps.
-
-    The order differs from cycle to cycle, so that no system always follows the same other system.
-    """
+    """Return the system of each block. The order changes, so that no system always follows the same one."""
     orders = list(permutations(systems))
     return [system for number in range(CYCLES) for system in orders[number % len(orders)]]
 
@@ -165,14 +139,9 @@ def _median(launch: Launch, system: str) -> float:
 
 
 def figures(kind: str, launches: Sequence[Launch], versions: Mapping[str, str]) -> list[Figure]:
-    """Return rows with the step time without protection, and with the slowdown and CPU time of every system.
+    """Return rows of the step time without protection, and of slowdown and CPU time of every system.
 
-    Only Everstep's rows have limits, and verdicts whether the values meet them.
-
-    Args:
-        kind: ddp or zero3.
-        launches: result of `measure`.
-        versions: version of each system, by displayed name.
+    Only Everstep's rows have limits.
     """
     medians = [_median(launch, NOBODY) for launch in launches]
     moved = moved_ratio(min(medians), max(medians)) if len(medians) > 1 else None

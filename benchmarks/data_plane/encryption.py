@@ -1,7 +1,4 @@
-"""Measures one stream over loopback between two processes: plain and with TLS.
-
-The sender and the receiver use Everstep's functions for chunks. The receiver digests each chunk, as a holder does.
-"""
+"""Measures one stream over loopback between two processes, plain and with TLS, with Everstep's functions for chunks."""
 
 from __future__ import annotations
 
@@ -22,29 +19,26 @@ from worker.replication.streams import BUFFER_BYTES, send_all
 
 GIB = 1024**3
 ROUNDS = 7
-"""Number of transfers of one GiB of each kind. The kinds alternate."""
+"""Transfers of one GiB of each kind, in turn."""
 KINDS = {"plain": "plain", "tls": "TLS"}
-"""The kinds of streams, with their names in the table."""
+"""Kinds of streams with their names in the table."""
 PIECE_BYTES = 256 * 1024
 """Bytes per call of the sender, as in `worker.replication.streams`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One transfer of a GiB over one stream."""
+    """One transfer of a GiB."""
 
     kind: str
     """A key of `KINDS`."""
     seconds: float
     processor_seconds: float
-    """CPU seconds of the sending and the receiving process together."""
+    """CPU seconds of both processes together."""
 
 
 def measure(rounds: int = ROUNDS, size: int = GIB) -> list[Transfer]:
-    """Run transfers of each kind in turn, and return their durations.
-
-    The first transfer of each kind is a warm-up and is not returned.
-    """
+    """Run transfers of each kind in turn. The first of each kind is a warm-up and is not returned."""
     found = [_transfer(size, kind) for _ in range(rounds + 1) for kind in KINDS]
     return found[len(KINDS) :]
 

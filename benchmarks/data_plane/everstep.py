@@ -4,8 +4,7 @@
                  ─▶ corrupt rank 1's own slots and kill rank 0: rank 1 restores from its peer, several times
     after the job: restores into a rank that already waits for its state (`arrivals`)
 
-Invariant: Everstep runs unchanged and cannot detect the measurement. The benchmark reads times from the script's
-output, the rank's page and the agents' logs.
+Everstep runs unchanged. Times come from the script's output, the rank's page and the agents' logs.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from infra.local_cloud.processes import descendants, is_agent, memory_of
 
 NODES, COPIES = 2, 2
 ATTEMPTS = 30
-"""`MaxAttempts` of the job, high because the service counts all kills as repetitions of one failure."""
+"""`MaxAttempts`, high because all kills count as repetitions of one failure."""
 RESTORED = re.compile(r"rank (\d+): step \d+ restored from (\w+) in ([\d.]+) s")
 SCRIPT = Path(__file__).parent / "rank" / "everstep_job.py"
 
@@ -45,48 +44,34 @@ class Restored:
     rank: int
     source: str
     agent_seconds: float
-    """Seconds that the agent needed until a slot on its node contained the verified state."""
+    """Seconds until a slot on the agent's node contained the verified state."""
     rank_seconds: float
-    """Seconds from the rank's call of `restore` until the model contained the state."""
+    """Seconds from the call of `restore` until the model contained the state."""
     verified: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EverstepLaunch:
-    """All measurements of one Everstep job: its snapshots, restores and memory."""
+    """All measurements of one Everstep job."""
 
     ranks: list[Json]
-    """JSON output of the script in the job's first launch, by rank."""
+    """JSON output of the first launch."""
     restored: list[Restored]
     arrived: list[Arrival]
-    """Restores into a rank that already waits for its state (`arrivals`), measured after the job ended."""
+    """Restores after the job (`arrivals`)."""
     memory_ratio: float
-    """Host memory that the job added on all nodes ÷ bytes of the ranks' state.
-
-    The memory that agents and ranks used before the job held any state is subtracted.
-    """
+    """Host memory that the job added on all nodes ÷ bytes of the ranks' state."""
     agent_bytes: float
-    """Private memory of an idle agent, in bytes. `memory_ratio` does not include it."""
+    """Private memory of an idle agent, not part of `memory_ratio`."""
 
 
 def run_everstep(
     bench: Bench, name: str, *, state_mib: int, repeats: Repeats, beside: Callable[[], None] = lambda: None
 ) -> EverstepLaunch:
-    """Run one Everstep job, kill its ranks, and measure snapshots, restores and memory.
+    """Run one job on two nodes, kill its ranks, and measure snapshots, restores and memory.
 
-    Args:
-        bench: a cluster of two nodes.
-        name: name of the job.
-        state_mib: state per rank in MiB.
-        repeats: numbers of repetitions.
-        beside: measures the lower bounds (floors); called before each restore, while the job waits.
-
-    Returns:
-        The measurements.
-
-    Raises:
-        BenchmarkFailed: the job ended early, or a rank restored its state from a different source than the benchmark
-            intended.
+    `beside` measures the floors before each restore, while the job waits. Raises BenchmarkFailed if the job ended
+    early, or a rank restored from another source than intended.
     """
     directory = bench.directory / name
     source = directory / "source"
@@ -166,7 +151,7 @@ def _restore(
 
 
 def _spoil(slot: Path) -> None:
-    """Overwrite all tensor bytes of a slot, so that every chunk of the slot fails verification."""
+    """Overwrite a slot's tensor bytes, so that every chunk fails verification."""
     with slot.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         zeros = bytes(1 << 20)
         for start in range(HEADER_BYTES, len(memory), len(zeros)):
@@ -193,7 +178,7 @@ def _results(job: BenchJob, directory: Path, *, generation: int) -> list[Json]:
 
 
 def _stop(bench: Bench, job: BenchJob) -> None:
-    """Stop a failed job and wait until its nodes are free, because later measurements need the nodes."""
+    """Stop a failed job, and wait until its nodes are free."""
     if job.describe()["TrainingJobStatus"] not in ENDED:
         bench.client.stop_training_job(TrainingJobName=job.name)
     job.wait("its end", lambda seen: seen["TrainingJobStatus"] in ENDED)

@@ -1,4 +1,4 @@
-"""Launches two rank processes of a compared system, or two processes that measure lower bounds (floors)."""
+"""Launches two rank processes of a compared system, or two processes that measure floors."""
 
 from __future__ import annotations
 
@@ -31,21 +31,9 @@ MEMORY = Path("/dev/shm")
 def run_peer(
     system: System, environments: Path, home: Path, *, state_mib: int, repeats: Repeats, timeout_seconds: float
 ) -> list[dict[str, Any]]:
-    """Launch the two rank processes of a compared system once, and return their samples.
+    """Launch the two rank processes of a compared system once, and return each rank's `loop.Samples`.
 
-    Args:
-        system: the compared system.
-        environments: folder of the virtual environments.
-        home: folder for the logs, results and state dumps of this launch.
-        state_mib: state per rank in MiB.
-        repeats: how often this launch repeats each of its measurements.
-        timeout_seconds: limit for the whole launch.
-
-    Returns:
-        Each rank's samples (`loop.Samples`).
-
-    Raises:
-        BenchmarkFailed: a rank failed; the message has the path of the rank's log.
+    `home` gets logs, results and state dumps. Raises BenchmarkFailed with the path of the log if a rank failed.
     """
     home.mkdir(parents=True)
     with tmpfs_folder() as memory, closing(ReservedPort()) as meeting, closing(ReservedPort()) as group:
@@ -90,10 +78,7 @@ def _run_to_the_end(
 
 
 class FloorPair:
-    """Two processes that measure floors on request. A floor is a time that no system can beat.
-
-    Leaving the context ends both processes.
-    """
+    """Two processes that measure floors on request, until the end of the context."""
 
     def __init__(self, home: Path, mebibytes: int) -> None:
         self._home = home
@@ -114,7 +99,7 @@ class FloorPair:
         self._stack.close()
 
     def measure(self, rounds: int = FLOOR_ROUNDS) -> dict[str, list[float]]:
-        """Let both processes measure all floors `rounds` times. Return the seconds by name of the operation."""
+        """Let both processes measure all floors `rounds` times. Return the seconds by operation."""
         found: dict[str, list[float]] = {}
         for _ in range(rounds):
             for process in self._processes:
@@ -139,10 +124,8 @@ class FloorPair:
 
 @contextmanager
 def tmpfs_folder() -> Iterator[Path]:
-    """Yield a folder on tmpfs. Afterwards, remove the folder and other leftovers of the launch.
-
-    If the files were on a disk, the kernel would write them back during the next measurement.
-    """
+    """Yield a folder on tmpfs, and remove it with other leftovers of the launch."""
+    # From a disk, the kernel would write the files back during the next measurement.
     before = set(MEMORY.iterdir())
     folder = MEMORY / f"everstep-bench-{os.getpid()}"
     folder.mkdir(mode=0o700)
@@ -162,7 +145,7 @@ def tmpfs_folder() -> Iterator[Path]:
 def processes(
     commands: list[list[str]], home: Path, environment: Mapping[str, str], *, is_talking: bool = False
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start each process in a new session, and kill all processes that still run at the end."""
+    """Start each process in a new session, and kill those that still run at the end."""
     started: list[subprocess.Popen[bytes]] = []
     pipe = subprocess.PIPE if is_talking else subprocess.DEVNULL
     try:
@@ -191,7 +174,7 @@ def processes(
 
 
 class Talk:
-    """A started process that reads commands as lines from stdin and answers each command with a line on stdout."""
+    """A process that answers each line on stdin with a line on stdout."""
 
     def __init__(self, process: subprocess.Popen[bytes], home: Path) -> None:
         self._process = process
@@ -199,21 +182,16 @@ class Talk:
 
     @property
     def pid(self) -> int:
-        """The id of the started process."""
         return self._process.pid
 
     def say(self, words: object) -> None:
-        """Write one command as a line of JSON to the started program's stdin."""
+        """Write one command as a line of JSON."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(words).encode() + b"\n")
         self._process.stdin.flush()
 
     def answer(self) -> Any:
-        """Wait for the process's next line on stdout, and return it decoded.
-
-        Raises:
-            BenchmarkFailed: the process ended. The message names the folder of its log.
-        """
+        """Return the decoded next line of the process. Raises BenchmarkFailed with the log's folder if it ended."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

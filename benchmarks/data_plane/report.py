@@ -1,4 +1,4 @@
-"""Computes the table rows, the page and the picture of the data plane benchmark. The functions are pure."""
+"""Computes the table rows, the page and the picture of the data plane benchmark. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from benchmarks.picture import OWN_COLOUR, PEER_COLOUR, Bar, Panel, panels
 from benchmarks.rows import limits, number, table, without_verdicts
 
 Seconds = Mapping[str, Sequence[float]]
-"""Seconds that each of the two processes measured, by name of the operation."""
+"""Seconds of each of the two processes, by operation."""
 Floors = dict[int, dict[str, LaunchFloor]]
-"""Floors (lower bounds) measured before and after Everstep's launches, by state size in MiB."""
+"""Floors by state size in MiB, of Everstep's launches."""
 PICTURE = "Milliseconds per GiB by system, with floors"
 PANELS = (
     ("training blocked per snapshot", "blocked", ("memcpy",)),
@@ -60,12 +60,12 @@ FLOOR_TITLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Measured values of one run of the data plane benchmark."""
+    """Measured values of one run."""
 
     figures: Sequence[Figure]
     floors: Floors
     encryption: Sequence[Transfer] = ()
-    """Transfers over one stream, plain and with TLS; empty if this part was not measured."""
+    """Empty if this part was not measured."""
 
 
 def rows(run: Run) -> list[Figure]:
@@ -74,9 +74,9 @@ def rows(run: Run) -> list[Figure]:
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the text for each placeholder of the template of this benchmark's page.
+    """Return the text per placeholder of the page's template.
 
-    If a text is None, the page omits the paragraph, item or section with this placeholder (`benchmarks.page`).
+    None omits its paragraph, item or section (`benchmarks.page`).
     """
     plain = [figure for figure in rows(run) if not figure.metric.startswith("char_gpt")]
     model = [figure for figure in rows(run) if figure.metric.startswith("char_gpt")]
@@ -105,7 +105,7 @@ def values(run: Run) -> dict[str, str | None]:
 
 
 def title(figure: Figure) -> str:
-    """Return the text in the first column of a row, which describes the row's metric."""
+    """Return the first column of a row."""
     return TITLES.get(figure.metric, figure.metric)
 
 
@@ -126,10 +126,7 @@ def _floors(floors: Floors) -> str:
 
 
 def _peers(figures: Sequence[Figure]) -> tuple[str, str]:
-    """Return a Markdown table of all systems, and a Markdown list of failures and inconclusive values.
-
-    The list names each failed launch and each inconclusive value of a compared system, with the reason.
-    """
+    """Return a table of all systems and a list of failures and inconclusive values with reasons, in Markdown."""
     notes = [
         f"- {each.system}, {each.state_mib} MiB, a launch failed: {each.reason}"
         for each in figures
@@ -162,10 +159,7 @@ def _cell(figure: Figure | None) -> str:
 
 
 def draw(run: Run) -> str:
-    """Return the SVG document: a panel per state size and metric, with a bar per system and a line for the floor.
-
-    The floor is the time of an operation that no system can beat, such as a plain memcpy.
-    """
+    """Return the SVG document: a panel per state size and metric, with a bar per system and a line for the floor."""
     drawn = []
     for size, floors in sorted(run.floors.items()):
         for name, metric, parts in PANELS:

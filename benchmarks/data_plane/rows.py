@@ -1,11 +1,7 @@
-"""Converts measured samples to table rows with verdicts: whether each value meets its limit. Pure functions.
+"""Converts measured samples to table rows with verdicts. Pure.
 
-Invariant: a verdict depends only on one execution of the benchmark. No measurement is repeated because of its verdict.
-A verdict is inconclusive in these cases:
-
-- The row's lower bound (floor) changed during the measurement.
-- The row is compared with a system that is missing, or whose value is outside its known range (`KNOWN`).
-- The machine was busy.
+A verdict is inconclusive if the row's floor changed, if the machine was busy, or if the compared system is missing or
+outside its known range (`KNOWN`). No measurement is repeated because of its verdict.
 """
 
 from __future__ import annotations
@@ -28,15 +24,9 @@ from benchmarks.rows import Row
 
 EVERSTEP = "Everstep"
 PEER_TOLERANCE_RATIO = 0.25
-"""Largest accepted deviation of a compared system's value from its known range (`KNOWN`), as a ratio.
-
-`peer_figure` first scales the range to the speed of this machine.
-"""
+"""Accepted deviation from the range in `KNOWN`, scaled to this machine."""
 KNOWN_FLOORS = {"memcpy": 60.0, "one_way": 230.0, "both_ways": 460.0}
-"""Floors (bounds that no system can beat) in ms per GiB, on the machine where `KNOWN` was measured.
-
-The machine ran torch 2.13.0 and two ranks on 2 cores, with one loopback.
-"""
+"""ms per GiB on the machine of `KNOWN`: torch 2.13.0, two ranks on 2 cores, one loopback."""
 # The lower bound of a commit of lm-resiliency is one copy and two transfers: its only gloo thread first sends this
 # rank's state, and then receives the other rank's state. DCP async in a thread needs three times the state's memory:
 # its own copy of the state, and two files that the benchmark's adapter keeps on tmpfs.
@@ -69,23 +59,16 @@ KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
     ),
     ("DCP async, process", "memory"): (3.0, 3.0, ()),
 }
-"""Known lowest and highest median by compared system and metric, and the lower bounds (floors) that scale them.
-
-The medians are in the metric's unit. `peer_figure` scales the range by the ratio of this machine's floors to
-`KNOWN_FLOORS`. A range without floors is not scaled. A value far outside of the range shows that the system did not
-work as its authors intend.
+"""Lowest and highest median by compared system and metric, in the metric's unit, and the floors that scale them.
+Without floors, a range is not scaled. A value far outside shows that the system did not work as its authors intend.
 """
 EVERY_STEP = "snapshots ÷ steps 1.00"
-"""Text beside the blocked times of a compared system: the system takes a snapshot at every step.
-
-Each call of the system first waits for the previous snapshot, so no step lacks a snapshot. Everstep may skip steps, so
-the text beside its blocked times shows commits ÷ steps.
-"""
+"""Beside blocked times of a compared system, whose calls wait for the previous snapshot. Everstep may skip steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure(Row):
-    """One measured metric of one system with one state size."""
+    """One metric of one system with one state size."""
 
     system: str
     version: str
@@ -95,28 +78,21 @@ class Figure(Row):
 
 @dataclass(frozen=True, slots=True)
 class LaunchFloor:
-    """Milliseconds per GiB of one reference operation (a floor, such as memcpy) in each launch of one system.
-
-    The benchmark measures the operation before and after every launch of the system. No system can be faster.
-    """
+    """Milliseconds per GiB of one floor, before and after every launch of a system."""
 
     launches: tuple[Summary, ...]
-    """Summary of the operation's timings per launch, in order. At least one launch."""
+    """Summaries per launch, in order. At least one."""
 
     @property
     def median(self) -> float:
-        """Mean of the medians of all launches, in milliseconds per GiB."""
+        """Mean of the launches' medians, in milliseconds per GiB."""
         return statistics.fmean(launch.median for launch in self.launches)
 
 
 def moved_together(parts: Sequence[LaunchFloor]) -> float:
-    """Return how much the sum of some lower bounds (floors) differs between launches.
+    """Return the relative difference between the lowest and the highest launch of the floors' summed medians.
 
-    The function adds up the floors' medians for each launch. The result is the relative difference between the lowest
-    and the highest of these sums.
-
-    Args:
-        parts: floors to add up, with the same number of launches.
+    All parts have the same number of launches.
     """
     sums = [
         sum(launch.median for launch in launches) for launches in zip(*(part.launches for part in parts), strict=True)
@@ -126,14 +102,13 @@ def moved_together(parts: Sequence[LaunchFloor]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Of:
-    """All measurements of one system with one state size, and the floors (lower bounds) measured with them."""
+    """Measurements of one system with one state size, with the floors beside them."""
 
     system: str
     version: str
     state_mib: int
     measured: Measured
     floors: Mapping[str, LaunchFloor]
-    """Floors, such as the time of a plain memcpy, that were measured before and after the launches of this system."""
 
     def figure(
         self,
@@ -143,7 +118,7 @@ class Of:
         suffix: str = "",
         unit: str = "ms/GiB",
     ) -> Figure:
-        """Return a measured metric as a row without a limit and without a verdict."""
+        """Return a metric as a row without limit and verdict."""
         values = self.measured.values[metric]
         low, high = bootstrap_interval(lambda samples: statistic(samples[0]), values)
         return Figure(
@@ -162,37 +137,29 @@ class Of:
 
 
 def p99(values: Sequence[float]) -> float:
-    """Return the 99th percentile by nearest rank. With fewer than 100 values, this is the largest value."""
+    """Return the 99th percentile by nearest rank: the largest of fewer than 100 values."""
     return percentile(values, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The limit that Everstep's value of one metric must not exceed, or must reach."""
+    """The limit of Everstep's value of one metric."""
 
     metric: str
     title: str
     factor: float
     _: KW_ONLY
     floors: tuple[str, ...] = ()
-    """Names of floors (lower bounds). `factor` times their summed medians is the limit.
-
-    If the tuple is empty, `factor` itself is the limit, in the metric's unit.
-    """
+    """`factor` times their summed medians is the limit. Empty: `factor` itself, in the metric's unit."""
     watched: tuple[str, ...] = ()
-    """Names of lower bounds (floors) that affect the measured value but not its limit.
-
-    If such a bound changes during the measurement, the row is inconclusive.
-    """
+    """Floors that affect the value, but not the limit. If one changes, the row is inconclusive."""
     statistic: Callable[[Sequence[float]], float] = statistics.median
     suffix: str = ""
     unit: str = "ms/GiB"
     is_least: bool = False
-    """True: the value must not be below the limit. False: the value must not be above the limit."""
+    """Whether the limit is a minimum instead of a maximum."""
     peer: tuple[str, str] | None = None
-    """Name of a compared system, and its metric whose value is Everstep's limit. None: the limit does not come from a
-    compared system.
-    """
+    """Compared system and metric whose value is the limit, or None."""
 
 
 GOALS = (
@@ -254,12 +221,7 @@ GOALS = (
 
 
 def judged(everstep: Of, peers: Mapping[str, Of]) -> list[Figure]:
-    """Return Everstep's rows, each with the verdict whether its value meets its limit.
-
-    Args:
-        everstep: measurements with one state size.
-        peers: the compared systems with the same state size, by name.
-    """
+    """Return Everstep's rows with verdicts. `peers` have the same state size."""
     figures = [_judge(goal, everstep, peers) for goal in GOALS]
     commits = everstep.measured.values.get("commits")
     if not commits:
@@ -268,11 +230,7 @@ def judged(everstep: Of, peers: Mapping[str, Of]) -> list[Figure]:
 
 
 def _with_commits(figure: Figure, commits: float) -> Figure:
-    """Add commits ÷ steps to the explanation of a figure that measures how long ranks are blocked.
-
-    Such a figure meets its target only if nearly every step was committed: a job that takes few snapshots is rarely
-    blocked.
-    """
+    """Add commits ÷ steps to a figure of blocked times, because a job that takes few snapshots is rarely blocked."""
     told = f"commits ÷ steps {commits:.2f}"
     if figure.metric.startswith("blocked") and figure.verdict is Verdict.PASS and commits < LEAST_COMMITS_RATIO:
         return replace(figure, verdict=Verdict.SHORT, reason=f"{told}, {LEAST_COMMITS_RATIO} to reach")
@@ -280,7 +238,7 @@ def _with_commits(figure: Figure, commits: float) -> Figure:
 
 
 def shown(everstep: Of) -> list[Figure]:
-    """Return Everstep's rows for metrics without a limit, which the results page only shows."""
+    """Return Everstep's rows without a limit."""
     units = {"first_commit": "ratio", "first_raw": "ratio", "tight_commits": "ratio", "agent": "MiB"}
     metrics = (
         "blocked_audited",
@@ -321,11 +279,7 @@ def _judge(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> Figure:
 
 
 def _moved(goal: Goal, floors: Mapping[str, LaunchFloor]) -> float | None:
-    """Return how much a metric's floors (bounds that no system can beat) differ between launches of one system.
-
-    The result is the largest relative difference between the lowest and the highest launch: of each floor in
-    `Goal.watched`, and of the sum of the floors in `Goal.floors`. None if the metric has no floors.
-    """
+    """Return the largest difference between launches of `Goal.watched` and the sum of `Goal.floors`, or None."""
     ratios = [moved_together([floors[name]]) for name in goal.watched]
     if goal.floors:
         ratios.append(moved_together([floors[name] for name in goal.floors]))
@@ -333,11 +287,7 @@ def _moved(goal: Goal, floors: Mapping[str, LaunchFloor]) -> float | None:
 
 
 def _limit(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> tuple[float | None, str, str]:
-    """Return three values: the limit of a metric, its source as text, and the reason if it is unusable.
-
-    The limit is None if it is the value of a compared system that was not measured. The reason is empty if the limit
-    is usable.
-    """
+    """Return a metric's limit (None if not measured), its source, and why it is unusable, or empty."""
     if goal.peer is None:
         if not goal.floors:
             return goal.factor, "", ""
@@ -356,10 +306,7 @@ def _limit(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> tuple[float | N
 
 
 def broken(system: str, version: str, metric: str, state_mib: int, reason: str) -> Figure:
-    """Return the row of a failed measurement.
-
-    For Everstep, the row counts as a missed limit. For a compared system, it is inconclusive.
-    """
+    """Return the row of a failed measurement: a missed limit for Everstep, else inconclusive."""
     return Figure(
         system=system,
         version=version,
@@ -374,7 +321,7 @@ def broken(system: str, version: str, metric: str, state_mib: int, reason: str) 
 
 
 def peer_figure(peer: Of, metric: str) -> Figure:
-    """Return a compared system's metric. A value outside the range of earlier runs (`KNOWN`) is inconclusive."""
+    """Return a compared system's metric, inconclusive outside `KNOWN`."""
     figure = peer.figure(
         metric, unit="bytes/byte" if metric == "memory" else "ratio" if metric == "first_raw" else "ms/GiB"
     )

@@ -1,25 +1,22 @@
 """Computes the metrics below from the samples of all launches. Times are in ms per GiB of a rank's state. Pure.
 
-A span is a wait in each step that replaces forward and backward. Everstep audits the first snapshots of a launch: it
-copies them whole at the boundary and compares them byte by byte, which takes longer.
-
-    blocked               blocked time of the training thread per snapshot, long spans
-    blocked_tight         blocked time of the training thread per snapshot, spans of twice a copy's duration
-    unblocked             blocked time of a step without a snapshot
-    commits               committed steps ÷ steps, long spans
-    first_commit          time to commit of the first snapshot ÷ time to commit of later snapshots without an audit
-    first_commit_audited  time to commit of the first snapshot ÷ time to commit of the other audited snapshots
-    first_blocked         blocked time of the first snapshot ÷ blocked time of the other audited snapshots
-    first_raw             blocked time of the first snapshot ÷ blocked time of snapshots without an audit
-    commit                time until both nodes hold both ranks' snapshots
-    restore_local         time from the rank's call of restore, from the memory of the rank's node
-    restore_local_all     restore_local and the agent's verification before it
-    fetch                 time to copy the state from the other node's memory and verify it
-    restore_peer          time from the start of the fetch until the model of a waiting rank has the state
-    restore_peer_fetch    the part of restore_peer until all bytes were verified on the rank's node
-    restore_added         fetch, then restore of a rank that starts afterwards
-    memory                bytes of host memory per byte of state
-    agent                 MiB of an idle agent, which `memory` excludes
+blocked               blocked time of the training thread per snapshot, long spans
+blocked_tight         blocked time of the training thread per snapshot, spans of twice a copy's duration
+unblocked             blocked time of a step without a snapshot
+commits               committed steps ÷ steps, long spans
+first_commit          time to commit of the first snapshot ÷ time to commit of later snapshots without an audit
+first_commit_audited  time to commit of the first snapshot ÷ time to commit of the other audited snapshots
+first_blocked         blocked time of the first snapshot ÷ blocked time of the other audited snapshots
+first_raw             blocked time of the first snapshot ÷ blocked time of snapshots without an audit
+commit                time until both nodes hold both ranks' snapshots
+restore_local         time from the rank's call of restore, from the memory of the rank's node
+restore_local_all     restore_local and the agent's verification before it
+fetch                 time to copy the state from the other node's memory and verify it
+restore_peer          time from the start of the fetch until the model of a waiting rank has the state
+restore_peer_fetch    the part of restore_peer until all bytes were verified on the rank's node
+restore_added         fetch, then restore of a rank that starts afterwards
+memory                bytes of host memory per byte of state
+agent                 MiB of an idle agent, which `memory` excludes
 """
 
 from __future__ import annotations
@@ -33,32 +30,30 @@ from benchmarks.data_plane.everstep import EverstepLaunch
 
 GIB = 1024**3
 AUDITED_COUNT = 3
-"""Number of a launch's first snapshots that Everstep audits: compares with the state byte by byte.
-
-A test compares the number with `everstep.training.guard.AUDITED_AT_START`. The measuring process cannot import that
-constant, because the import would load torch.
+"""Snapshots of a launch that Everstep audits. A test compares it with `everstep.training.guard.AUDITED_AT_START`, whose
+import would load torch.
 """
 
 
 @dataclass(slots=True)
 class Measured:
-    """Measured values of all launches of one system with one state size."""
+    """Measured values of one system with one state size."""
 
     values: dict[str, list[float]] = field(default_factory=dict)
     verified: dict[str, bool] = field(default_factory=dict)
 
     def add(self, metric: str, values: Sequence[float]) -> None:
-        """Add the values that one more launch measured for a metric."""
+        """Add the values of one more launch."""
         if values:
             self.values.setdefault(metric, []).extend(values)
 
     def verify(self, metric: str, is_equal: bool) -> None:
-        """Record whether one more measurement of a metric saved or restored the correct bytes."""
+        """Record whether one more measurement had the correct bytes."""
         self.verified[metric] = self.verified.get(metric, True) and is_equal
 
 
 def per_gib(seconds: float, state_bytes: int) -> float:
-    """Return milliseconds per GiB, converted from the `seconds` of an operation on `state_bytes`."""
+    """Return milliseconds per GiB."""
     return 1000 * seconds * GIB / state_bytes
 
 
@@ -126,23 +121,18 @@ def _add_rank(found: Measured, rank: Mapping[str, Any]) -> None:
 
 
 def commit_seconds(steps: Mapping[str, Any]) -> list[float]:
-    """Return the seconds from each step's boundary call until the step was committed."""
+    """Return the seconds from each boundary call to the commit."""
     return [at - began for began, at in zip(steps["began_at"], steps["committed_at"], strict=True) if at is not None]
 
 
 def snapshots_commit_seconds(steps: Mapping[str, Any]) -> list[float | None]:
-    """Return the seconds from the end of each step with a snapshot to its commit; None for a step without a commit."""
+    """Return the seconds from the end of each step with a snapshot to its commit, or None."""
     rows = zip(steps["has_snapshot"], steps["began_at"], steps["committed_at"], strict=True)
     return [None if at is None else at - began for has_snapshot, began, at in rows if has_snapshot]
 
 
 def of_peer(launches: Sequence[Sequence[Mapping[str, Any]]], offers: Sequence[str]) -> Measured:
-    """Return the measured values of a compared system.
-
-    Args:
-        launches: both ranks' `loop.Samples` of each launch, as a mapping.
-        offers: names of the metrics that the system can measure (`System.metrics`).
-    """
+    """Return a compared system's values of the metrics in `offers`, from both ranks' `loop.Samples` of each launch."""
     found = Measured()
     names: dict[str, Callable[[Mapping[str, Any]], list[float]]] = {
         "blocked": lambda rank: rank["blocked"],

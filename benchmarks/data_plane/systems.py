@@ -1,4 +1,4 @@
-"""The compared systems and their virtual environments. Everstep itself never depends on these packages."""
+"""The compared systems and their virtual environments. Everstep never depends on these packages."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ INSTALL_SECONDS = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """One checkpoint system that the benchmark compares with Everstep."""
+    """A checkpoint system that is compared with Everstep."""
 
     name: str
     adapter: str
-    """Module and class of the adapter, below the package `rank.systems`."""
+    """Module and class below the package `rank.systems`."""
     package: str
-    """Python package whose version the page shows beside the system."""
+    """Package whose version the page shows."""
     requirements: tuple[str, ...] = ()
-    """Packages that pip installs besides torch. Empty: the system runs in Everstep's environment."""
+    """Packages in addition to torch. Empty: the system runs in Everstep's environment."""
     metrics: tuple[str, ...] = ("blocked", "tight_blocked", "restore_local", "memory")
-    """Names of the metrics that the benchmark can measure with this system."""
+    """Metrics that the benchmark can measure."""
 
     def python(self, environments: Path) -> Path:
-        """Return the path of the Python interpreter in the system's virtual environment."""
+        """Return the interpreter of the system's virtual environment."""
         return environments / self.package / "bin" / "python" if self.requirements else Path(sys.executable)
 
     def version(self, environments: Path) -> str:
-        """Return the installed version of `package`."""
+        """Return `package`'s installed version."""
         if not self.requirements:
             return version(self.package)
         code = f"from importlib.metadata import version; print(version({self.package!r}))"
@@ -79,16 +79,7 @@ PEERS = (
 
 
 def install(systems: tuple[System, ...], environments: Path, say: Callable[[str], None]) -> None:
-    """Create the virtual environments of the systems that have none yet.
-
-    Args:
-        systems: the checkpoint systems that Everstep is compared with.
-        environments: folder of all environments.
-        say: receives progress messages.
-
-    Raises:
-        BenchmarkFailed: pip failed; the message has pip's last output lines.
-    """
+    """Create missing virtual environments. Raises BenchmarkFailed with pip's last output lines if it failed."""
     for package, requirements in {
         system.package: system.requirements for system in systems if system.requirements
     }.items():

@@ -3,8 +3,7 @@
     python -m benchmarks.device [--quick] [--only PART …] [--gib 8] [--rounds 8] [--layers 16 --width 1024 …]
 
 With `--only`, the page keeps the other parts' values of an earlier run on the same device with the same sizes and
-revision. The parts can therefore run one by one on a machine that is available for a short time only.
-`benchmarks.command` documents options and exit codes.
+revision. The parts can thus run one by one on a machine that is available for a short time only.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add this benchmark's own options to the command line."""
     parser.add_argument("--gib", type=float, help="GiB of the state that is captured and restored; default: 8")
     for name in MODEL:
         default = getattr(Sizes(), name)
@@ -46,12 +44,9 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Run the requested parts of the benchmark (such as `gpt`).
+    """Run the requested parts. The others come from a matching earlier run.
 
-    The results of the other parts come from an earlier run on the same device with the same sizes.
-
-    Raises:
-        BenchmarkFailed: there is no device, or a part did not run on it.
+    Raises BenchmarkFailed if there is no device, or a part did not run on it.
     """
     try:
         device = probe()
@@ -75,7 +70,7 @@ def measure(begun: Begun) -> dict[str, Any]:
 
 
 def sizes_of(arguments: argparse.Namespace) -> Sizes:
-    """Return the size of the state and the numbers of steps and repetitions, as the command line requests."""
+    """Return the sizes and repetitions of the command line."""
     given = {name: value for name in (*MODEL, "rounds", "order") if (value := getattr(arguments, name)) is not None}
     if arguments.gib is not None:
         given["state_bytes"] = round(arguments.gib * GIB)
@@ -83,13 +78,7 @@ def sizes_of(arguments: argparse.Namespace) -> Sizes:
 
 
 def attempt(part: str, work: Callable[[str], dict[str, Any]], say: Callable[[str], None]) -> Outcome:
-    """Run one part of the benchmark and return its outcome. If the part raises an exception, the other parts still run.
-
-    Args:
-        part: name of the part.
-        work: runs the part.
-        say: receives progress messages.
-    """
+    """Run one part and return its outcome, also of an exception, so that the other parts still run."""
     at, begun = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", time.monotonic()
     say(f"part {part}")
     try:
@@ -101,14 +90,9 @@ def attempt(part: str, work: Callable[[str], dict[str, Any]], say: Callable[[str
 
 
 def run_one(part: str, sizes: Sizes, home: Path, say: Callable[[str], None], *, device: str = CUDA) -> dict[str, Any]:
-    """Run one part of the benchmark, and return its measurements.
+    """Run one part, and return its measurements.
 
-    Args:
-        part: name of the part.
-        sizes: sizes and counts.
-        home: folder for the part's output; emptied first.
-        say: receives progress messages.
-        device: `cuda`; `cpu` tests the benchmark's own code without a GPU.
+    `home` is emptied first. `device` `cpu` tests the benchmark's own code.
     """
     folder = home / part
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,8 +1,7 @@
 """The part `gpt` of the device benchmark: a job trains a GPT on the GPU, with and without a copy on another node.
 
-The job has two nodes on loopback with one rank each, because two copies need a second node. Only rank 0 uses the
-device. Rank 1 finishes the same number of steps with a tiny state (`rank/train.py`). Both nodes are on one machine, so
-the values include no real network.
+Two copies need a second node, whose rank 1 has a tiny state and no device (`rank/train.py`). Both nodes are on one
+machine, so the values include no real network.
 """
 
 from __future__ import annotations
@@ -31,30 +30,16 @@ PASSED_ON = (
     "NVIDIA_DRIVER_CAPABILITIES",
     "CUDA_HOME",
 )
-"""Environment variables through which a rank may find the GPU driver.
-
-The local cloud passes no variables of this process to its nodes, so the benchmark adds these variables explicitly.
-"""
+"""Variables through which a rank may find the GPU driver. The local cloud passes none by itself."""
 HYPERPARAMETERS = (
     "layers", "width", "heads", "context", "batch", "accumulate", "warm_up", "order", "block_steps", "verified_steps"
 )  # fmt: skip
 
 
 def measure(home: Path, sizes: Sizes, *, device: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run the job once, and return what its ranks measured.
+    """Run the job once, and return what `rows.of_gpt` reads, with the message of a failure.
 
-    Args:
-        home: folder for logs and the script's output.
-        sizes: sizes of model and run.
-        device: `cuda`; `cpu` tests the benchmark's own code without a GPU.
-        say: receives progress messages.
-
-    Returns:
-        The measurements that the job has written, in the form that `rows.of_gpt` reads. If the job failed, they include
-        the failure's message.
-
-    Raises:
-        BenchmarkFailed: nothing was measured; the message has the reason and the path of the log.
+    `device` `cpu` tests the benchmark's own code. Raises BenchmarkFailed with the log's path if nothing was measured.
     """
     slots_bytes = 2 * NODES * sizes.model_bytes * 5 // 4 + 256 * MIB
     options = ClusterOptions(
@@ -70,10 +55,7 @@ def measure(home: Path, sizes: Sizes, *, device: str, say: Callable[[str], None]
 
 
 def environment_of(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that the local cloud passes to the job's nodes.
-
-    The environment contains the GPU driver's variables and the import path of this benchmark's modules.
-    """
+    """Return the variables of the job's nodes: the GPU driver's, and the import path of this benchmark."""
     path = os.pathsep.join([str(ROOT), *filter(None, [variables.get("PYTHONPATH")])])
     return {**{name: variables[name] for name in PASSED_ON if name in variables}, "PYTHONPATH": path}
 

@@ -1,7 +1,4 @@
-"""Runs the benchmark's parts capture, restore and graph, which need no cluster.
-
-Each part runs in a separate process, with a time limit and a folder on tmpfs.
-"""
+"""Runs the parts capture, restore and graph, each in a process of its own, with a time limit and a folder on tmpfs."""
 
 from __future__ import annotations
 
@@ -25,12 +22,12 @@ MEMORY = Path("/dev/shm")
 GIB = 1024**3
 MIB = 1024**2
 SLOTS: Mapping[str, float] = {CAPTURE: 2.0, RESTORE: 1.0, GRAPH: 2.2}
-"""Bytes that each part needs on tmpfs ÷ bytes of the part's state."""
+"""Bytes on tmpfs ÷ bytes of the state, by part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Sizes of the model, and numbers of steps and repetitions of a run."""
+    """Sizes of the model, and numbers of steps and repetitions."""
 
     state_bytes: int = 8 * GIB
     rounds: int = 8
@@ -50,7 +47,7 @@ class Sizes:
 
     @property
     def model_bytes(self) -> int:
-        """Approximate bytes of the GPT's parameters and Adam's moments."""
+        """Approximate, of parameters and Adam's moments."""
         blocks = self.layers * (12 * self.width**2 + 13 * self.width)
         return 12 * (blocks + (2 * 128 + self.context + 2) * self.width)
 
@@ -71,11 +68,7 @@ QUICK = Sizes(
 
 
 def probe() -> dict[str, Any]:
-    """Return the name, driver and properties that identify the device, from a separate process.
-
-    Raises:
-        BenchmarkFailed: there is no device; the message has the reason.
-    """
+    """Return name, driver and properties of the device. Raises BenchmarkFailed with the reason without one."""
     found = subprocess.run(
         [sys.executable, "-m", "benchmarks.device.rank.probe"], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
@@ -90,20 +83,10 @@ def probe() -> dict[str, Any]:
 
 
 def run_part(part: str, sizes: Sizes, home: Path, *, device: str, memory: Path = MEMORY) -> dict[str, Any]:
-    """Run a part in its own process, and return its measurements.
+    """Run a part, and return what `rows.of_part` reads.
 
-    Args:
-        part: capture, restore or graph.
-        sizes: sizes and counts.
-        home: folder for the part's log.
-        device: `cuda`; `cpu` tests the benchmark's own code without a GPU.
-        memory: folder on tmpfs.
-
-    Returns:
-        The measurements, in the form that `rows.of_part` reads.
-
-    Raises:
-        BenchmarkFailed: the part failed, or `memory` is too small. The message has the last output and the log's path.
+    `memory` is on tmpfs. `device` `cpu` tests the benchmark's own code. Raises BenchmarkFailed, with the last output
+    and the log's path, if the part failed or `memory` is too small.
     """
     size, rounds = (sizes.graph_bytes, sizes.replays) if part == GRAPH else (sizes.state_bytes, sizes.rounds)
     needed, free = int(SLOTS[part] * size * 1.05) + 64 * MIB, shutil.disk_usage(memory).free

@@ -1,7 +1,6 @@
-"""Defines the results and the documentation page of the GPU benchmark. All functions except `earlier` are pure.
+"""Defines the results and the documentation page of the GPU benchmark. Pure except for `earlier`.
 
-Invariant: all reported values were measured on one device, with one version of torch, one revision of Everstep and one
-set of sizes.
+All values were measured on one device, with one version of torch, one revision of Everstep and one set of sizes.
 """
 
 from __future__ import annotations
@@ -28,33 +27,33 @@ TITLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Result of one part of the benchmark: its measurements, or the reason why it failed."""
+    """Result of one part: its measurements, or why it failed."""
 
     found: Mapping[str, Any] | None
-    """The part's measurements; None if the part failed before it measured any."""
+    """None if the part failed before it measured any."""
     failure: str = ""
     at: str = ""
-    """UTC time at which the part started, as text."""
+    """UTC start of the part, as text."""
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """The results of all parts of the GPU benchmark, from this run and from earlier runs on the same device."""
+    """The results of all parts, also from earlier runs on the same device."""
 
     device: Mapping[str, Any]
-    """Name, driver and properties of the GPU, as `rank/probe.py` printed them."""
+    """Facts as `rank/probe.py` printed them."""
     sizes: Sizes
     outcomes: Mapping[str, Outcome]
 
 
 def rows(run: Run) -> list[Row]:
-    """Return the table rows of all parts of the benchmark that ran (`PARTS`: capture, restore, graph and GPT)."""
+    """Return the rows of all parts that ran."""
     return [row for part in PARTS if part in run.outcomes for row in rows_of(part, run.outcomes[part])]
 
 
 def rows_of(part: str, outcome: Outcome) -> list[Row]:
-    """Return the rows of one part of the benchmark. Without readable measurements, one row names the reason."""
+    """Return a part's rows. Without readable measurements, one row names the reason."""
     if outcome.found is None:
         return [broken(part, outcome.failure)]
     try:
@@ -67,16 +66,9 @@ def rows_of(part: str, outcome: Outcome) -> list[Row]:
 def earlier(
     results: Path, device: Mapping[str, Any], sizes: Sizes, machine: Machine, *, is_quick: bool
 ) -> dict[str, Outcome]:
-    """Return the outcomes of an earlier run that the page may show together with the outcomes of this run.
+    """Return the outcomes of an earlier run that the page may show beside this run's.
 
-    The result is empty if the device, torch, the sizes, Everstep's revision or `is_quick` differ.
-
-    Args:
-        results: path of the earlier run's results.
-        device: identification of the current device and of torch, from `probe`.
-        sizes: sizes of this run.
-        machine: this machine, with Everstep's revision.
-        is_quick: whether this run is a quick run.
+    Empty if device, torch, sizes, revision or `is_quick` differ.
     """
     try:
         run: Run = load(PAGE, results)
@@ -87,10 +79,7 @@ def earlier(
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the text for each placeholder of the template of this benchmark's page.
-
-    If a text is None, the page omits the paragraph, item or section with this placeholder (`benchmarks.page`).
-    """
+    """Return the text for each placeholder of the template of this benchmark's page."""
     device = run.device
     texts: dict[str, str | None] = {
         "machine": run.machine.words(),

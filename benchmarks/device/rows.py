@@ -1,12 +1,7 @@
-"""Converts the measurements of each part of the GPU benchmark to table rows with verdicts. The functions are pure.
+"""Converts the measurements of each part of the GPU benchmark to table rows with verdicts. Pure.
 
-A verdict says whether a measured value meets its limit (`benchmarks.measures.Verdict`).
-
-A floor is the rate of plain copies between pinned memory and the device. No system can copy faster.
-
-Invariant: a verdict depends on this run only. A row is inconclusive if its floor at the end of the run differs from the
-floor at the beginning. A row misses its limit if a compared snapshot has wrong bytes, or if the part that measures the
-row failed.
+A row is inconclusive if its floor, the rate of plain pinned copies, changed. It misses its limit if a compared snapshot
+has wrong bytes, or if its part failed.
 """
 
 from __future__ import annotations
@@ -31,21 +26,16 @@ from benchmarks.measures import (
 from benchmarks.rows import Row
 
 LEAST_STATE_BYTES = 8 * GIB
-"""Minimum size of a state in bytes. The capture rate of a smaller state is inconclusive."""
+"""The capture rate of a smaller state is inconclusive."""
 LEAST_RATE_RATIO = 0.9
-"""Lower limit of the ratio: rate of captures into registered slots ÷ rate of plain copies of pinned memory."""
+"""Captures into registered slots ÷ plain copies of pinned memory."""
 MOST_SLOWDOWN_RATIO = 0.01
 LEAST_PAIRS = 4
-"""Minimum number of pairs of blocks from which a slowdown is judged. With fewer pairs, the row is inconclusive."""
+"""Pairs of blocks below which a slowdown is inconclusive."""
 
 
 def of_part(part: str, found: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of a part. A missing value becomes a row that misses its limit.
-
-    Args:
-        part: capture, restore, gpt or graph.
-        found: the part's measurements.
-    """
+    """Return the rows of a part. A missing value becomes a row that misses its limit."""
     makers: Mapping[str, Callable[[Mapping[str, Any]], list[Row]]] = {
         CAPTURE: of_capture,
         RESTORE: of_restore,
@@ -57,27 +47,24 @@ def of_part(part: str, found: Mapping[str, Any]) -> list[Row]:
 
 
 def broken(part: str, reason: str) -> Row:
-    """Return the row of a part of the GPU benchmark that failed or stopped early."""
+    """Return the row of a failed or stopped part."""
     return Row(what=f"the part {part} ran to its end", value=0.0, unit="", n=0, verdict=Verdict.SHORT, reason=reason)
 
 
 def floor_of(found: Mapping[str, Any]) -> Floor:
-    """Return the rates of copies between pinned memory and the device in GiB/s, for each half of the run."""
+    """Return the rates of plain copies in GiB/s, for each half of the run."""
     rates = [rate(found["bytes"], seconds) for seconds in found["seconds"]]
     half = max(1, len(rates) // 2)
     return Floor(Summary.of(rates[:half]), Summary.of(rates[half:] or rates[:half]))
 
 
 def rate(size: int, seconds: float) -> float:
-    """Return the rate in GiB/s at which `size` bytes were moved."""
+    """Return GiB/s."""
     return size / GIB / seconds
 
 
 def of_capture(found: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of the part `capture`, which `copying.capture` measures.
-
-    If the part ended early, return only measured rows.
-    """
+    """Return the rows of `copying.capture`, as far as measured."""
     size, rows = found["payload_bytes"], []
     if "registered" in found:
         rows += _registered(found["registered"], size, floor_of(found["floor"]))
@@ -117,15 +104,7 @@ def _registered(captures: Mapping[str, Any], size: int, floor: Floor) -> list[Ro
 
 
 def against_floor(row: Row, floor: Floor, size: int) -> Row:
-    """Return a row of a copy rate, with the verdict whether it meets its limit.
-
-    The limit is relative to the rate of plain copies of pinned memory.
-
-    Args:
-        row: the row with its limit.
-        floor: the measured plain copies, in the order of measurement.
-        size: bytes that each measurement moved.
-    """
+    """Return a row of a copy rate with its verdict, relative to plain copies. `size` is bytes per measurement."""
     moved = floor.moved_ratio
     told = replace(row, floor_moved_ratio=moved, against=f"{LEAST_RATE_RATIO:g} × pinned memory's {floor.median:.1f}")
     assert row.limit is not None
@@ -145,7 +124,7 @@ def against_floor(row: Row, floor: Floor, size: int) -> Row:
 
 
 def of_restore(found: Mapping[str, Any]) -> list[Row]:
-    """Return the table rows about copies from a slot to the GPU, from the measurements of `copying.restore`."""
+    """Return the rows of `copying.restore`."""
     floor, size = floor_of(found["floor"]), found["payload_bytes"]
     figure = _rates("restore into the device, from a slot that is not registered", found, size)
     share = f"{figure.value / floor.median:.2f} of pinned memory's {floor.median:.1f}"
@@ -158,7 +137,7 @@ def of_restore(found: Mapping[str, Any]) -> list[Row]:
 
 
 def of_gpt(found: Mapping[str, Any]) -> list[Row]:
-    """Return the table rows about a GPT's training with snapshots, from the measurements of `rank/train.py`."""
+    """Return the rows of `rank/train.py`."""
     commits = found["commits"] / max(1, found["kept_steps"])
     blocked = [1000 * seconds for seconds in found["blocked_seconds"]]
     rows = [
@@ -194,12 +173,9 @@ def of_gpt(found: Mapping[str, Any]) -> list[Row]:
 
 
 def slowdown(order: str, blocks: Sequence[Sequence[float]], commits: float) -> Row:
-    """Return the row with the slowdown of steps with snapshots.
+    """Return the row with the slowdown.
 
-    Args:
-        order: kind of each block: A with snapshots, B without snapshots.
-        blocks: seconds of each block's steps.
-        commits: commits ÷ steps of the blocks with snapshots.
+    `order` has A (with snapshots) or B per block, `blocks` the seconds of steps.
     """
     means = [statistics.fmean(block) for block in blocks]
     ratios = paired_ratios(order, means)
@@ -238,11 +214,7 @@ def slowdown(order: str, blocks: Sequence[Sequence[float]], commits: float) -> R
 
 
 def whole(found: Mapping[str, Any]) -> Row:
-    """Return the row that shows how many committed steps had wrong bytes on the holder.
-
-    Args:
-        found: `Verified` as a mapping.
-    """
+    """Return the row of committed steps with wrong bytes on the holder, from `Verified` as a mapping."""
     committed, torn, unseen = (len(found[name]) for name in ("committed", "torn", "unseen"))
     row = replace(
         _zero("kept steps whose bytes on the holder were not those of their boundary", torn, ""),
@@ -263,7 +235,7 @@ def whole(found: Mapping[str, Any]) -> Row:
 
 
 def of_graph(found: Mapping[str, Any]) -> list[Row]:
-    """Return the table rows about a CUDA graph that is captured during a copy, as `graph.survives` measures."""
+    """Return the rows of `graph.survives`."""
     title = "a graph captured while a copy was under way, and what it computes"
     faults = []
     if found["copy_error"]:

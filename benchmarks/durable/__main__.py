@@ -35,15 +35,12 @@ from tests.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, SeaweedFs
 
 ROUNDS, UPLOAD_ROUNDS, LOAD_ROUNDS = 3, 16, 8
 SIZES = {"SeaweedFS": (64, 256), "moto": (64,)}
-"""Sizes in MiB of the transferred objects, by S3 server.
-
-The fake server moto reads the whole object for each ranged request, so its times for large objects are meaningless.
-"""
+"""MiB of the transferred objects. moto reads the whole object per ranged request, so large ones are meaningless."""
 QUICK_SIZES = {"SeaweedFS": (64,)}
 MODEL_MIB, QUICK_MODEL_MIB = 64, 16
-"""Size in MiB of the parameters that are loaded and exported. Adam's moments add twice as many bytes."""
+"""MiB of the parameters. Adam's moments add twice as many bytes."""
 PEER_SECONDS = 120.0
-"""Longest duration of one load or export, preparation included."""
+"""Longest load or export, with preparation."""
 SHARED_MEMORY = "/dev/shm"
 
 
@@ -53,17 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--again`, which only this benchmark has, to the command line."""
     parser.add_argument("--again", action="store_true", help="with --only: keep the other parts of the stored results")
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Measure the parts of the benchmark that `--only` names, by default all.
+    """Measure the parts that `--only` names. With `--again`, the others come from stored results.
 
-    With `--again`, the other parts come from the stored results of the same revision and machine.
-
-    Raises:
-        BenchmarkFailed: with `--again`, the stored results do not fit this run (see `report.replaced`).
+    Raises BenchmarkFailed if the stored results do not fit this run (see `report.replaced`).
     """
     before: Run | None = load(PAGE, begun.results) if begun.arguments.again else None
     measured = {"samples": (), **{name: list(PARTS[name](begun)) for name in begun.parts}}
@@ -90,14 +83,14 @@ def _uploads(begun: Begun) -> Iterator[UploadBlock]:
 
 
 def _loads(begun: Begun) -> Iterator[Load]:
-    """Measure loads of one step from memory, by as many ranks as saved the step, by fewer ranks and by more ranks."""
+    """Measure loads of one step from memory by as many ranks as saved it, by fewer and by more."""
     rounds, size = (1, uploads.QUICK_SIZE) if begun.is_quick else (LOAD_ROUNDS, loads.SIZE)
     yield from loads.measure(begun.home / "loads", rounds=rounds, size=size)
     begun.say("restored a step with 3, 4 and 6 ranks")
 
 
 def _shared(begun: Begun) -> Iterator[SharedUploadTime]:
-    """Measure the upload of one shard by one, two and four nodes, each with its own bandwidth cap."""
+    """Measure uploads of one shard by one, two and four nodes, each with its own bandwidth cap."""
     environment = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_REGION": REGION}
     with _served("SeaweedFS") as url, _bucket(url, writers.BUCKET):
         for number in range(1 if begun.is_quick else ROUNDS):
@@ -107,7 +100,7 @@ def _shared(begun: Begun) -> Iterator[SharedUploadTime]:
 
 
 def _restores(begun: Begun) -> Iterator[SharedLoadTime]:
-    """Measure the load of one shard by one, two and four nodes, each with its own bandwidth cap."""
+    """Measure loads of one shard by one, two and four nodes, each with its own bandwidth cap."""
     environment = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_REGION": REGION}
     with _served("SeaweedFS") as url, _bucket(url, writers.BUCKET):
         for number in range(1 if begun.is_quick else ROUNDS):
@@ -210,7 +203,7 @@ PARTS: Mapping[str, Callable[[Begun], Iterator[Any]]] = {
     "uploads": _uploads,
     "loads": _loads,
 }
-"""The parts of the benchmark. Each key is the field of `report.Run` that the part fills."""
+"""Parts by the field of `report.Run` that they fill."""
 
 
 if __name__ == "__main__":

@@ -14,18 +14,15 @@ from benchmarks.measures import Verdict, bootstrap_interval
 from benchmarks.rows import Row, number, table
 
 MOST_SLOWDOWN, MOST_BLOCKED = 0.25, 0.1
-"""Limits of the costs of an Everstep checkpoint, relative to a checkpoint of DCP: slowdown and waits; blocked time."""
+"""Limits of an Everstep checkpoint, relative to DCP's: slowdown and waits; blocked time."""
 MOST_OF_SAME = 2.0
-"""Limit of the load time if a different number of ranks loads the state than has saved it.
-
-The limit is relative to a load by as many ranks as saved the state. The time to transfer the bytes that the ranks'
-nodes do not hold is added to the limit.
+"""Limit of the load time by another number of ranks, relative to the same number, plus the transfer of missing bytes.
 """
 UPLOAD_NAMES = {FLOOR: "no checkpoint", EVERSTEP: "Everstep", DCP: "`async_save`"}
 
 
 def upload_rows(blocks: Sequence[UploadBlock]) -> list[Row]:
-    """Return the rows of training during an upload by Everstep, relative to DCP: slowdown, waits and blocked time."""
+    """Return the rows of training during an upload, relative to DCP."""
     if not blocks:
         return []
     own = [block for block in blocks if block.system == EVERSTEP]
@@ -50,13 +47,9 @@ def _compared(
     own: Sequence[UploadBlock],
     other: Sequence[UploadBlock],
 ) -> Row:
-    """Return the row of a cost of uploads, by Everstep relative to DCP, with its 95 % interval.
+    """Return the row of a cost, by Everstep relative to DCP, with its 95 % interval.
 
-    Args:
-        what: name of the row.
-        cost: computes the cost from the blocks of one system and the number of steps that count as during the upload.
-        own: blocks of Everstep.
-        other: blocks of DCP.
+    `cost` receives blocks of one system, and the number of steps that count as during the upload.
     """
     count = compared_count([*own, *other])
 
@@ -112,7 +105,7 @@ def usual_step_seconds(blocks: Sequence[UploadBlock]) -> float:
 
 
 def load_rows(loads: Sequence[Load]) -> list[Row]:
-    """Return one row for each number of ranks that loaded the state, except the number of ranks that had saved it."""
+    """Return one row per number of ranks, except that of the ranks that had saved the state."""
     if not loads:
         return []
     same, moved = _seconds(loads, SAME), _seconds(loads, MOVED)

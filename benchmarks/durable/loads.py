@@ -2,8 +2,7 @@
 
     4 ranks train and commit a step ─▶ 4, 3 and 6 ranks restore it, in turn
 
-The module `members` runs the nodes. A load begins when every rank waits for its state. It ends when the last rank's
-call of `restore` returns.
+A load lasts from when every rank waits until the last rank's `restore` returns. `members` runs the nodes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from everstep.protocol.ids import Rank
 from everstep.protocol.plan import SlotRecord
 
 EARLIER, NODES = 4, 6
-"""Number of ranks that saved the step, and number of nodes."""
+"""Ranks that saved the step, and nodes."""
 SIZE = ModelSize(layers=5, width=512)
 NODE_MIB = 768
 PROGRAM = ("benchmarks.durable.rank.loading",)
@@ -30,11 +29,11 @@ PROGRAM = ("benchmarks.durable.rank.loading",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Number of ranks that load the state, and whether each rank's node holds the rank's own shard."""
+    """Ranks that load the state."""
 
     world_size: int
     has_own: bool = True
-    """False if no node has the shard of its own rank, so that each rank's shard comes from another node."""
+    """False: each rank's shard comes from another node."""
 
 
 SAME, MOVED = Layout(world_size=EARLIER), Layout(world_size=EARLIER, has_own=False)
@@ -43,29 +42,23 @@ LAYOUTS = (SAME, MOVED, Layout(world_size=3), Layout(world_size=6))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The measurements of one load, in which all ranks of a generation restore a step."""
+    """One load, in which all ranks of a generation restore a step."""
 
     layout: Layout
     seconds: float
-    """Seconds from the start of the load until the last rank had its state."""
+    """Seconds until the last rank had its state."""
     state_bytes: int
-    """Bytes of the state of all ranks."""
+    """Bytes of all ranks."""
     fetched_bytes: int
-    """Bytes of the shards that nodes fetched from other nodes."""
+    """Shards that nodes fetched from other nodes."""
     is_equal: bool
-    """Whether all parameters and optimizer tensors have the same bytes as when the first generation saved them."""
+    """Whether all tensors have the bytes that the first generation saved."""
 
 
 def absent_share(world_size: int, rank: int, held: Collection[int], earlier: int = EARLIER) -> float:
-    """Return the fraction of the state of all ranks that one rank needs and that its node does not hold.
+    """Return the fraction of the state that one rank needs and its node does not hold.
 
-    Both when saved and when loaded, the state is divided evenly among the ranks: rank 0 has the first part, and so on.
-
-    Args:
-        world_size: number of ranks that load the state.
-        rank: the loading rank whose fraction is returned.
-        held: ranks that saved the step, and whose shards the node of `rank` holds.
-        earlier: number of ranks that saved the step.
+    `held` are the ranks whose shards the node holds. Before and after, the state is divided evenly among the ranks.
     """
     begin, end = rank / world_size, (rank + 1) / world_size
     return sum(
@@ -76,7 +69,7 @@ def absent_share(world_size: int, rank: int, held: Collection[int], earlier: int
 
 
 def needed_bytes(layout: Layout, state_bytes: int) -> float:
-    """Return the bytes that all ranks of a load together must receive from other nodes."""
+    """Return the bytes that all ranks must receive from other nodes."""
     holders = placement.plan([node_id(number) for number in range(EARLIER)], members.COPIES).holders
     total = 0.0
     for rank in range(layout.world_size):
@@ -90,15 +83,9 @@ def needed_bytes(layout: Layout, state_bytes: int) -> float:
 
 
 def measure(home: Path, *, rounds: int, size: ModelSize = SIZE) -> Iterator[Load]:
-    """Train and commit a step with four ranks, then load the step with 4, 3 and 6 ranks in turn (the layouts).
+    """Commit a step with four ranks, then load it with 4, 3 and 6 ranks in turn.
 
-    Args:
-        home: folder of the logs.
-        rounds: number of loads with each number of ranks.
-        size: size of the model.
-
-    Raises:
-        BenchmarkFailed: a process ended, or a rank restored no step.
+    Raises BenchmarkFailed if a process ended, or a rank restored no step.
     """
     environments: list[Mapping[str, str]] = [{} for _ in range(NODES)]
     with (
@@ -139,7 +126,7 @@ class _Restored:
 def _launch(
     nodes: Members, talks: Sequence[Talk], size: ModelSize, generation: int, world_size: int, found: Inventories | None
 ) -> _Restored:
-    """Start the ranks of a generation, and wait until each rank has its state. The caller later ends the generation."""
+    """Start the ranks of a generation, which the caller ends, and wait until each has its state."""
     with members.meeting_port() as port:
         nodes.open(generation, world_size, found=found)
         for rank, talk in enumerate(talks[:world_size]):
@@ -158,7 +145,7 @@ def _launch(
 
 
 def _without_own(nodes: Members, found: Inventories) -> Inventories:
-    """Empty the slots in which each node holds the shard of its own rank. Return the remaining slots."""
+    """Empty the slots of each node's own shard. Return the remaining slots."""
     left = dict(found.slots)
     for number in range(found.world_size):
         nodes.drop(number, number)

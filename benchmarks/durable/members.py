@@ -3,8 +3,7 @@
     harness ── plans and commands ──▶ one process per node (`rank.node`)
             ── tasks ───────────────▶ one process per rank, which connects to its node
 
-Invariant: the control plane's own code selects the holders (`placement.plan`), the sources of the shards, and the slots
-to keep (`recovery.choose`).
+The control plane's own code selects holders (`placement.plan`), sources, and slots to keep (`recovery.choose`).
 """
 
 from __future__ import annotations
@@ -44,27 +43,22 @@ from tests.ports import ReservedPort
 NODE = "benchmarks.durable.rank.node"
 BUCKET = "bench"
 COPIES = 2
-"""Copies of each shard. A job with one node has one copy."""
+"""Copies of each shard. A job with one node has one."""
 MNT_DETACH = 2
 FIRST = Generation(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Inventories:
-    """The sealed slots of each node at the end of the first generation."""
+    """Sealed slots of each node at the end of the first generation."""
 
     world_size: int
-    """Number of ranks of the first generation."""
+    """Ranks of the first generation."""
     slots: Mapping[NodeId, tuple[SlotRecord, ...]]
 
 
 class Members:
-    """The nodes of a job. Each node has its own process.
-
-    Args:
-        talks: process of each node, which receives commands on stdin and answers on stdout.
-        folders: folder of each node on tmpfs, in the order of `talks`.
-    """
+    """The nodes of a job, each in its own process. `folders` are on tmpfs, in the order of `talks`."""
 
     def __init__(self, talks: Sequence[Talk], folders: Sequence[Path]) -> None:
         self._talks = talks
@@ -73,26 +67,19 @@ class Members:
             talk.answer()
         self._ports = [talk.ask(["start"])["port"] for talk in talks]
         self._count = 0
-        """Number of nodes in the open generation: the nodes of the first processes in `talks`."""
+        """Nodes in the open generation: those of the first processes in `talks`."""
 
     def open(self, generation: int, world_size: int, *, every_steps: int = 0, found: Inventories | None = None) -> None:
         """Open a generation on the first `world_size` nodes, with one rank each.
 
-        Args:
-            generation: number of the generation.
-            world_size: number of ranks.
-            every_steps: steps between two checkpoints; 0 for no checkpoints.
-            found: the slots from which the generation restores; None to begin at step 0.
+        `every_steps` 0 means no checkpoints. `found` has the slots to restore from; None begins at step 0.
         """
         self._count = world_size
         plan = self._plan(generation, every_steps, found)
         self._all(["open", *(base64.b64encode(data).decode() for data in (encode(plan), archive()))])
 
     def load(self) -> float:
-        """Make the nodes load the step that the generation restores, and then begin the rounds of commits.
-
-        Return the monotonic time at which the load began.
-        """
+        """Make the nodes load their step, and begin the rounds. Return the monotonic start of the load."""
         self._all(["connected"])
         begun = time.monotonic()
         self._all(["load"])
@@ -100,11 +87,7 @@ class Members:
         return begun
 
     def inventories(self, world_size: int) -> Inventories:
-        """Ask each node of the generation for its sealed slots.
-
-        Args:
-            world_size: number of ranks of the generation that made the slots.
-        """
+        """Return each node's sealed slots. `world_size` is that of the generation that made them."""
         slots = {
             node_id(number): msgspec.convert(each, tuple[SlotRecord, ...])
             for number, each in enumerate(self._all(["inventory"]))
@@ -112,11 +95,11 @@ class Members:
         return Inventories(world_size, slots)
 
     def drop(self, node: int, rank: int) -> None:
-        """Empty all slots of one shard on one node."""
+        """Empty one shard's slots on one node."""
         self._talks[node].ask(["drop", rank])
 
     def close(self) -> None:
-        """End the open generation on all its nodes."""
+        """End the open generation."""
         self._all(["close"])
 
     def environment(self, rank: int, world_size: int, generation: int, port: int) -> dict[str, str]:
@@ -194,7 +177,6 @@ class Members:
 
 
 def node_id(number: int) -> NodeId:
-    """Return the id of the node with this number."""
     return NodeId(f"i-{number}")
 
 
@@ -202,15 +184,10 @@ def node_id(number: int) -> NodeId:
 def started(
     count: int, memory: Path, home: Path, *, mebibytes: int, environment: Mapping[str, str] | None = None
 ) -> Iterator[Members]:
-    """Start the processes of the nodes, and end them after the `with` block.
+    """Start the processes of the nodes, with `mebibytes` for slots each, and end them after the `with` block.
 
-    Args:
-        count: number of nodes.
-        memory: folder in shared memory for the nodes' folders.
-        home: folder of the logs.
-        mebibytes: memory for slots per node.
-        environment: additional environment variables. If they contain AWS_ENDPOINT_URL, the nodes use this S3 server,
-            which must have the bucket `BUCKET`. Otherwise, each node has its own object store in memory.
+    `memory` is in shared memory, `home` for logs. With AWS_ENDPOINT_URL in `environment`, nodes use this S3 server and
+    its bucket `BUCKET`. Otherwise, each has its own object store in memory.
     """
     logs = home / "nodes"
     logs.mkdir(parents=True)
@@ -229,13 +206,7 @@ def started(
 
 @contextmanager
 def ranks(program: Sequence[str], environments: Sequence[Mapping[str, str]], home: Path) -> Iterator[list[Talk]]:
-    """Run one process per environment while the `with` block runs.
-
-    Args:
-        program: module and arguments.
-        environments: additional environment variables of each rank.
-        home: folder of the logs.
-    """
+    """Run `program` (module and arguments) once per environment while the `with` block runs."""
     with ExitStack() as stack:
         talks = []
         for number, environment in enumerate(environments):
@@ -249,6 +220,6 @@ def ranks(program: Sequence[str], environments: Sequence[Mapping[str, str]], hom
 
 @contextmanager
 def meeting_port() -> Iterator[int]:
-    """Reserve a port on which the ranks form their process group, while the `with` block runs."""
+    """Reserve a port for the ranks' process group while the `with` block runs."""
     with closing(ReservedPort()) as port:
         yield port.number

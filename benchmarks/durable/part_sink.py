@@ -3,11 +3,9 @@
     client ── parts, at a limited rate ──▶ discarded
            ── other objects ─────────────▶ memory ──▶ reads, copies, lists
 
-The benchmark measures how much an upload slows training. In production, S3 runs on other machines. On two cores, a
-complete S3 server would use several times the CPU time of its client, and would slow training more than the client.
-
-Limitations: the server checks no signatures and no checksums. A completed multipart upload becomes an empty object.
-The server answers a request that it does not know with the status 501.
+On two cores, a complete S3 server would slow training more than its client does; in production, it runs on other
+machines. It checks no signatures and checksums. A completed multipart upload is an empty object, an unknown request
+gets 501.
 """
 
 from __future__ import annotations
@@ -24,30 +22,23 @@ from xml.sax.saxutils import escape
 from benchmarks.durable.token_bucket import TokenBucket
 
 PIECE_BYTES = 1024**2
-"""Largest piece of a part that a thread receives at once."""
+"""Piece that a thread receives at once."""
 ETAG = '"0"'
 MISSING = "<Error><Code>NoSuchKey</Code></Error>"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_REGION": "us-east-1"}
 
 
 class PartSink(ThreadingHTTPServer):
-    """The server, on a loopback port that the kernel chooses. It accepts every bucket name.
-
-    Args:
-        bytes_per_second: rate at which the server receives parts, over all connections.
-    """
+    """The server on a loopback port, with every bucket name. `bytes_per_second` limits parts over all connections."""
 
     request_queue_size = 128
-    """Largest number of connections that wait until the server accepts them.
-
-    With Python's default of 5, connections that a client opens at once could wait a second for a retransmission.
-    """
+    """With Python's default of 5, connections that a client opens at once could wait a second for a retransmission."""
 
     def __init__(self, bytes_per_second: float) -> None:
         super().__init__(("127.0.0.1", 0), _Request)
         self.part_limit = TokenBucket(bytes_per_second)
         self.objects: dict[str, bytes] = {}
-        """Content of each object by path: /bucket/key."""
+        """Objects by path /bucket/key."""
 
 
 class _Request(BaseHTTPRequestHandler):
@@ -87,7 +78,7 @@ class _Request(BaseHTTPRequestHandler):
             self._answer(status=HTTPStatus.NOT_IMPLEMENTED)
 
     def do_GET(self) -> None:
-        """Return an object, the keys that begin with a prefix, or an empty list of unfinished uploads."""
+        """Return an object, keys with a prefix, or an empty list of unfinished uploads."""
         if "uploads" in self._query:
             self._answer("<ListMultipartUploadsResult/>")
         elif "list-type" in self._query:
@@ -104,7 +95,7 @@ class _Request(BaseHTTPRequestHandler):
         self._answer(status=HTTPStatus.NO_CONTENT)
 
     def log_message(self, *_: object) -> None:
-        """Write no log."""
+        pass
 
     @property
     def _path(self) -> str:
@@ -155,16 +146,7 @@ def _listing(objects: Mapping[str, bytes], bucket: str, prefix: str) -> str:
 
 @contextmanager
 def running_part_sink(bytes_per_second: float) -> Iterator[dict[str, str]]:
-    """Run a `PartSink` in this process while the `with` block runs.
-
-    The thread of an open connection ends when the client closes the connection.
-
-    Args:
-        bytes_per_second: rate at which the server receives parts, over all connections.
-
-    Yields:
-        Environment variables with the address of the server, and keys and region for its clients.
-    """
+    """Run a `PartSink` while the `with` block runs. Yield variables with address, keys and region for clients."""
     with PartSink(bytes_per_second) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

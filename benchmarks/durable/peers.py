@@ -1,15 +1,13 @@
 """Runs one load or export by one system, in its own process: `python -m benchmarks.durable.peers JSON`.
 
-The operation `prepare` writes the same model in the format of each system. In Everstep's format, each of two ranks has
-a flat half of each tensor, as with ZeRO. Each other operation is measured, and the process prints an `Outcome` as JSON:
-
     operation    Everstep                              compared system
     load         DCP's load with `CheckpointReader`    boto3's download of DCP's directory, then DCP's load
     copy         export from S3 to S3                  boto3's download and upload of the same bytes
     export       export from files to files            DCP's consolidation; DeepSpeed's zero_to_fp32
 
-Invariant: after the operation, the process compares every resulting tensor with the model. The comparison is not part
-of the measured time.
+`prepare` writes the same model in each format; in Everstep's, each of two ranks has a flat half of each tensor, as with
+ZeRO. After the measured time, every resulting tensor is compared with the model. The process prints an `Outcome` as
+JSON.
 """
 
 from __future__ import annotations
@@ -33,31 +31,31 @@ FILE = "model.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """The operation on a model in S3 that this program measures, such as a load or an export, with its parameters."""
+    """A measured operation with its parameters."""
 
     name: str
-    """The operation: `prepare`, `load`, `copy` or `export`."""
+    """`prepare`, `load`, `copy` or `export`."""
     system: str
-    """The system that runs the operation: `everstep`, `boto3`, `dcp` or `zero_to_fp32`."""
+    """`everstep`, `boto3`, `dcp` or `zero_to_fp32`."""
     url: str
-    """URL of the S3 server. Its credentials are in the environment."""
+    """URL of the S3 server. Credentials are in the environment."""
     folder: str
-    """Folder in shared memory, into which `prepare` has written the models."""
+    """Folder in shared memory, with the models of `prepare`."""
     mib: int
-    """Size of the model's parameters in MiB."""
+    """MiB of the parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The measured result of one operation. The process that ran the operation prints it for the benchmark."""
+    """The printed result of one operation."""
 
     seconds: float
     is_equal: bool
-    """Whether each resulting tensor equals the model's tensor."""
+    """Whether each resulting tensor equals the model's."""
 
 
 def model(mib: int) -> dict[str, Any]:
-    """Return the model's parameters: matrices of 4 MiB, `mib` MiB in total."""
+    """Return matrices of 4 MiB, `mib` MiB in total."""
     import torch
 
     generator = torch.Generator().manual_seed(SEED)
@@ -65,12 +63,12 @@ def model(mib: int) -> dict[str, Any]:
 
 
 def optimizer_of(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return Adam's moments for these parameters, in the form of an optimizer's state dict."""
+    """Return Adam's moments as an optimizer's state dict."""
     return {name: {"exp_avg": value * 2, "exp_avg_sq": value * value} for name, value in parameters.items()}
 
 
 def prepare(task: Operation) -> Outcome:
-    """Write the model in the format of each system, and upload the objects that `load` and `copy` read."""
+    """Write the model in each format, and upload the objects of `load` and `copy`."""
     from safetensors.torch import save_file
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
@@ -110,10 +108,8 @@ def prepare(task: Operation) -> Outcome:
 
 
 def _prepare_deepspeed(folder: Path, parameters: Mapping[str, Any]) -> None:
-    """Write files as DeepSpeed's ZeRO-2 would write them for two ranks. `zero_to_fp32` reads these files.
-
-    The benchmark does not start an engine, because an engine first compiles its operators, which takes minutes.
-    """
+    """Write files as DeepSpeed's ZeRO-2 would for two ranks."""
+    # An engine would first compile its operators, which takes minutes.
     import torch
     from deepspeed import __version__
 
@@ -140,7 +136,7 @@ def _prepare_deepspeed(folder: Path, parameters: Mapping[str, Any]) -> None:
 
 
 def load(task: Operation) -> Outcome:
-    """Load model and optimizer from S3 into new tensors in one process, with the system under test."""
+    """Load model and optimizer from S3 into new tensors in one process."""
     import torch
     from torch.distributed import checkpoint as dcp
 
@@ -163,10 +159,7 @@ def load(task: Operation) -> Outcome:
 
 
 def copy(task: Operation) -> Outcome:
-    """Read the model from S3 and write it as one safetensors object to S3.
-
-    Everstep exports its checkpoint into this format. boto3 downloads an object of this format and uploads it again.
-    """
+    """Write the model from S3 as one safetensors object to S3. boto3 downloads and uploads one."""
     from safetensors.torch import load_file
 
     from everstep.checkpoints.checkpoint import open_checkpoint
@@ -191,7 +184,7 @@ def copy(task: Operation) -> Outcome:
 
 
 def export(task: Operation) -> Outcome:
-    """Write the model as safetensors files, from the checkpoint that `prepare` wrote in the format of `task.system`."""
+    """Write the model as safetensors files, from the checkpoint in the format of `task.system`."""
     from safetensors.torch import load_file
 
     folder = Path(task.folder)

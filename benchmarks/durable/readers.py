@@ -1,11 +1,9 @@
 """Measures the load of one shard from S3 by several nodes together. Each node has a bandwidth cap.
 
-Every reader has its own S3 client and its own capped proxy in front of the S3 server:
-
     reader 0 (owner)   HelpedLoad ◀─ proxy 0 ◀─
     reader 1 …         LoadHelper  ◀─ proxy 1 ◀─   SeaweedFS
 
-Invariant: the chunks that other readers send to the owner pass no proxy, so only bytes from S3 count against a cap.
+Chunks between readers pass no proxy, so only bytes from S3 count against a cap.
 """
 
 from __future__ import annotations
@@ -24,26 +22,21 @@ from tests.unit.worker.member.loading_nodes import Nodes
 from worker.storage.s3 import s3_store
 
 READERS = (1, 2, 4)
-"""Numbers of nodes that share the load, the owner included."""
+"""Nodes that share the load, with the owner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedLoadTime:
-    """Duration in seconds of one load of a shard from S3, which several nodes share."""
+    """Seconds of one shared load."""
 
     readers: int
     seconds: float
 
 
 def shared_load(url: str, environment: Mapping[str, str], folder: Path, readers: int) -> SharedLoadTime:
-    """Load one shard with a number of readers, and return the duration. The load compares the shard's bytes with the
-    source.
+    """Load and compare one shard with a number of readers, and return the duration.
 
-    Args:
-        url: address of the S3 server, which has the bucket `BUCKET` of `benchmarks.durable.writers`.
-        environment: keys and region for the server.
-        folder: folder in shared memory for the slots.
-        readers: number of nodes that read from S3, the owner included.
+    The server has the bucket `BUCKET` of `benchmarks.durable.writers`. `folder` is in shared memory.
     """
     return SharedLoadTime(readers=readers, seconds=asyncio.run(_load(url, environment, folder, readers)))
 

@@ -1,7 +1,4 @@
-"""Computes the table rows, verdicts and page of the benchmark of checkpoints in S3. The functions are pure.
-
-A verdict says whether a measured value meets its limit (`benchmarks.measures.Verdict`).
-"""
+"""Computes the table rows, verdicts and page of the benchmark of checkpoints in S3. The functions are pure."""
 
 from __future__ import annotations
 
@@ -23,24 +20,24 @@ from benchmarks.page import BenchmarkRun, Page
 from benchmarks.rows import Row, limits, number, table, without_verdicts
 
 LEAST_RATIO = 0.8
-"""Lower limit of the ratio: throughput of Everstep's S3 client ÷ throughput of boto3's transfer manager."""
+"""Throughput of Everstep's client ÷ boto3's transfer manager."""
 MOST_EXTRA_BYTES = 64 * MIB
 MOST_OF_FEWER = 0.9
-"""Limit of the ratio: time of an upload or load by several nodes ÷ its time by half as many nodes."""
+"""Time of several nodes ÷ that of half as many."""
 OWN, RAW = "everstep", "boto3"
 SYSTEMS = {
     "load": (OWN, "dcp"),
     "copy": (OWN, "boto3"),
     "export": (OWN, "dcp", "zero_to_fp32"),
 }
-"""The compared systems, by operation of `benchmarks.durable.peers`."""
+"""Systems by operation of `benchmarks.durable.peers`."""
 GOALS = {
     ("load", "dcp"): ("load from S3, time ÷ that of DCP's download and load", 1.5),
     ("copy", "boto3"): ("export from S3 to S3, time ÷ that of a raw copy of the same bytes", 1.25),
     ("export", "dcp"): ("export of files, time ÷ that of DCP's consolidation", 1.0),
     ("export", "zero_to_fp32"): ("export of files, time ÷ that of zero_to_fp32", 1.0),
 }
-"""Title and limit of the row that compares Everstep with another system, by operation and system."""
+"""Title and limit, by operation and compared system."""
 SYSTEM_NAMES = {
     ("load", OWN): "DCP's load with Everstep's reader",
     ("load", "dcp"): "boto3's download of DCP's directory, then DCP's load",
@@ -60,7 +57,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample(Figure):
-    """The measurements of one upload or download by one S3 client."""
+    """One upload or download by one S3 client."""
 
     server: str
     client: str
@@ -70,33 +67,33 @@ class Sample(Figure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(Outcome):
-    """The measurements of one load or export by one system."""
+    """One load or export by one system."""
 
     name: str
     system: str
     mib: int
-    """Size of the model's parameters in MiB."""
+    """MiB of the parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Measured values of one run of the benchmark. Parts that were not measured are empty."""
+    """Measured values of one run. Parts that were not measured are empty."""
 
     samples: Sequence[Sample]
     comparisons: Sequence[Comparison] = ()
-    """Measured loads and exports. If empty (results of older versions), the page omits the section."""
+    """Loads and exports."""
     shared: Sequence[SharedUploadTime] = ()
-    """Measured uploads shared by several nodes. If empty (results of older versions), the page omits the section."""
+    """Shared uploads."""
     restores: Sequence[SharedLoadTime] = ()
-    """Measured loads shared by several nodes. If empty (results of older versions), the page omits the section."""
+    """Shared loads."""
     uploads: Sequence[UploadBlock] = ()
     loads: Sequence[Load] = ()
     remeasured: Sequence[str] = ()
-    """Names of the parts that a later run has replaced (option `--again`)."""
+    """Parts that a later run has replaced (`--again`)."""
 
 
 def rows(run: Run) -> list[Row]:
-    """Return one row per limit, such as throughput relative to boto3, extra memory, and damaged downloads."""
+    """Return one row per limit."""
     found = []
     for (server, is_upload, size), group in _groups(run):
         if server != "SeaweedFS":
@@ -143,10 +140,7 @@ def rows(run: Run) -> list[Row]:
 
 
 def _compared(run: Run) -> list[Row]:
-    """Return one row per load or export that is compared with another system.
-
-    If either system returned wrong tensors, the row misses its limit, whatever its value.
-    """
+    """Return one row per compared load or export. Wrong tensors of either system miss the limit."""
     rows: list[Row] = []
     for (name, system), (what, limit) in GOALS.items() if run.comparisons else ():
         own, other = _outcomes(run, name, OWN), _outcomes(run, name, system)
@@ -163,7 +157,7 @@ def _compared(run: Run) -> list[Row]:
 
 
 def _divided(run: Run) -> list[Row]:
-    """Return a row per number of nodes that share an upload or load, compared with the next lower number of nodes."""
+    """Return a row per number of nodes that share an upload or load, against the next lower number."""
     return [
         Row(
             what=f"{what} of one shard by {more} nodes, time ÷ that by {'1 node' if fewer == 1 else f'{fewer} nodes'}",
@@ -177,19 +171,13 @@ def _divided(run: Run) -> list[Row]:
 
 
 def _uploads_by(run: Run) -> dict[int, list[float]]:
-    """Return the durations of shared uploads in seconds, by the number of nodes that share an upload (writers).
-
-    In a shared upload, all writers upload different parts of the same shard to S3 at the same time.
-    """
+    """Return seconds of shared uploads, by number of writers of different parts of one shard."""
     found = {count: [each.seconds for each in run.shared if each.writers == count] for count in WRITERS}
     return {count: times for count, times in found.items() if times}
 
 
 def _loads_by(run: Run) -> dict[int, list[float]]:
-    """Return the durations of shared loads in seconds, by the number of nodes that share a load (readers).
-
-    In a shared load, all readers read different parts of the same shard from S3 at the same time.
-    """
+    """Return seconds of shared loads, by number of readers of different parts of one shard."""
     found = {count: [each.seconds for each in run.restores if each.readers == count] for count in READERS}
     return {count: times for count, times in found.items() if times}
 
@@ -199,16 +187,9 @@ def _outcomes(run: Run, name: str, system: str) -> list[Comparison]:
 
 
 def replaced(before: Run, found: Run, parts: Sequence[str]) -> Run:
-    """Return the results of an earlier run with some parts replaced by those of a later run.
+    """Return an earlier run's results with `parts` replaced by a later run's.
 
-    Args:
-        before: the results of the earlier run.
-        found: the results of the later run.
-        parts: names of the parts that the later run measured.
-
-    Raises:
-        BenchmarkFailed: the two runs measured different revisions, ran on different machines, or one of them is a quick
-            run or began on a busy machine.
+    Raises BenchmarkFailed if revisions or machines differ, or a run is quick or began on a busy machine.
     """
     then, now = (replace(run.machine, load_average=(0.0, 0.0, 0.0)) for run in (before, found))
     if then != now or before.is_quick != found.is_quick or before.is_busy or found.is_busy:
@@ -221,10 +202,7 @@ def replaced(before: Run, found: Run, parts: Sequence[str]) -> Run:
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the text for each placeholder of the template of this benchmark's page.
-
-    If a text is None, the page omits the paragraph, item or section with this placeholder (`benchmarks.page`).
-    """
+    """Return the text for each placeholder of the template of this benchmark's page."""
     return {
         "machine": run.machine.words(),
         "remeasured": ", ".join(f"`{part}`" for part in run.remeasured) or None,

@@ -6,15 +6,11 @@ import threading
 import time
 
 SLICE_SECONDS = 0.02
-"""Seconds of unused rate that a bucket keeps. After a pause, the bytes of this time pass without a wait."""
+"""Unused rate that passes without a wait after a pause."""
 
 
 class TokenBucket:
-    """Lets bytes pass at a limited rate.
-
-    Args:
-        bytes_per_second: the rate.
-    """
+    """Lets bytes pass at a limited rate."""
 
     def __init__(self, bytes_per_second: float) -> None:
         self._rate = bytes_per_second

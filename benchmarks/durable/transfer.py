@@ -1,11 +1,7 @@
 """Runs one upload or download by one S3 client, in its own process: `python -m benchmarks.durable.transfer JSON`.
 
-The process prints a `Figure` as JSON. The bytes are in a file in shared memory, like a slot:
-
-    upload      the client stores the file as an object in S3
-    download    the client reads the object into the file; the process compares the content after the measured time
-
-Invariant: a client may use `CONNECTIONS` connections and parts of `PART_BYTES`. Each part carries a checksum.
+The bytes are in a file in shared memory, like a slot. A download is compared after the measured time. A client may use
+`CONNECTIONS` connections and parts of `PART_BYTES`, each with a checksum. The process prints a `Figure` as JSON.
 """
 
 from __future__ import annotations
@@ -28,9 +24,7 @@ MIB = 1024 * 1024
 CONNECTIONS = 4
 PART_BYTES = 32 * MIB
 RANGE_BYTES = 8 * MIB
-"""Bytes per request of a download.
-
-Source: Amazon S3 User Guide, performance design patterns: 8 to 16 MiB per request.
+"""Bytes per request of a download. Source: Amazon S3 User Guide, performance design patterns: 8 to 16 MiB per request.
 """
 BUCKET = "bench"
 PIECE_BYTES = 4 * MIB
@@ -38,7 +32,7 @@ PIECE_BYTES = 4 * MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The upload or download that one process makes."""
+    """The transfer of one process."""
 
     client: str
     is_upload: bool
@@ -47,21 +41,21 @@ class Task:
     secret_key: str
     key: str
     path: str
-    """File in shared memory: the bytes to upload, or the file that receives the download."""
+    """Path in shared memory."""
     bytes: int
     sha256: str = ""
-    """Expected SHA-256 of a downloaded object."""
+    """SHA-256 of a downloaded object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """The measured values of one transfer, which the transfer's process prints for the benchmark."""
+    """The printed result of one transfer."""
 
     seconds: float
     cpu_seconds: float
-    """CPU time of the client's process, without the server."""
+    """CPU seconds of the client's process."""
     extra_bytes: int
-    """Largest growth of the process's private memory during the transfer, in bytes."""
+    """Largest growth of private memory during the transfer."""
     is_intact: bool = True
 
 
@@ -88,7 +82,7 @@ def boto3_transfer(task: Task) -> Callable[[], None]:
 
 
 def awscrt_transfer(task: Task) -> Callable[[], None]:
-    """Prepare a transfer with AWS's C runtime (awscrt), which divides an object into parts itself."""
+    """Prepare a transfer with AWS's C runtime (awscrt), which divides an object itself."""
     from awscrt import auth, http, s3
 
     credentials = auth.AwsCredentialsProvider.new_static(task.access_key, task.secret_key)
@@ -131,7 +125,7 @@ def awscrt_transfer(task: Task) -> Callable[[], None]:
 
 
 def obstore_transfer(task: Task) -> Callable[[], None]:
-    """Prepare a transfer with obstore, a Python package around Rust's object_store library."""
+    """Prepare a transfer with obstore, around Rust's object_store."""
     import obstore
     from obstore.store import S3Store
 
@@ -170,7 +164,7 @@ def obstore_transfer(task: Task) -> Callable[[], None]:
 
 
 def everstep_transfer(task: Task) -> Callable[[], None]:
-    """Prepare a transfer with Everstep's S3 client, which sends and receives parts of the slot without copying them."""
+    """Prepare a transfer with Everstep's S3 client, which copies no parts of the slot."""
     from everstep.protocol.plan import ObjectReference
     from worker.storage.s3 import s3_store
 
@@ -235,7 +229,7 @@ def _private_bytes(field: str) -> int:
 
 
 class _Peak:
-    """Reads the process's private memory repeatedly in a thread, and keeps the largest value."""
+    """Keeps the largest private memory that a thread reads."""
 
     def __init__(self) -> None:
         import threading
@@ -255,7 +249,7 @@ class _Peak:
 
 
 def measure(task: Task) -> Figure:
-    """Run one upload or download in this process, and measure its time, CPU time and memory."""
+    """Run one transfer in this process, and measure time, CPU time and memory."""
     run = CLIENTS[task.client](task)
     with closing(_Peak()) as peak:
         usage, begun = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()

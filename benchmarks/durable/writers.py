@@ -1,11 +1,9 @@
 """Measures the upload of one shard to S3 by several nodes together. Each node has a bandwidth cap.
 
-Every writer has its own slot store, its own S3 client and its own capped proxy in front of the S3 server:
-
     writer 0 (owner)   HelpedUpload ─▶ proxy 0 ─▶
     writer 1 …         UploadHelper  ─▶ proxy 1 ─▶   SeaweedFS
 
-Invariant: the messages between the owner and the other writers pass no proxy, so only bytes for S3 count against a cap.
+Messages between the writers pass no proxy, so only bytes for S3 count against a cap.
 """
 
 from __future__ import annotations
@@ -37,28 +35,19 @@ from worker.storage.checkpoints import upload_shard
 from worker.storage.s3 import s3_store
 
 WRITERS = (1, 2, 4)
-"""Numbers of nodes that share the upload, the owner included."""
+"""Nodes that share the upload, with the owner."""
 OBJECT_MIB = 256
 CAP_MIB_PER_SECOND = 16
-"""Bandwidth cap of one writer. On two cores, the S3 server is fast enough for four such writers."""
+"""Cap of one writer. On two cores, the S3 server is fast enough for four."""
 BUCKET = "bucket"
-"""Name of the S3 bucket in the plan that `rank_plan` returns."""
+"""Bucket in the plan of `rank_plan`."""
 RANK = Rank(0)
 CONTENT = Content(Generation(1), Step(7))
 
 
 @contextmanager
 def capped(url: str, bytes_per_second: float, *, is_download: bool = False) -> Iterator[str]:
-    """Run a proxy that limits the rate of bytes from its clients to the S3 server.
-
-    Args:
-        url: address of the S3 server, as http://host:port.
-        bytes_per_second: cap over all connections of the proxy.
-        is_download: True to limit the bytes from the server to the clients instead.
-
-    Yields:
-        The address of the proxy.
-    """
+    """Run a proxy that limits bytes to the S3 server, or from it (`is_download`), and yield its address."""
     host, port = url.removeprefix("http://").rsplit(":", 1)
     bucket, lines = TokenBucket(bytes_per_second), list[socket.socket]()
     up, down = (None, bucket) if is_download else (bucket, None)
@@ -97,7 +86,7 @@ def capped(url: str, bytes_per_second: float, *, is_download: bool = False) -> I
 
 
 class _Line:
-    """A connection (`Session`) between two simulated nodes in this process. Messages pass through queues in memory."""
+    """A `Session` between two simulated nodes through queues in memory."""
 
     def __init__(
         self, peer: NodeId, inbox: asyncio.Queue[Message | None], outbox: asyncio.Queue[Message | None]
@@ -141,7 +130,7 @@ async def _sealed(payload: bytes, offset: int, size: int) -> SlotStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedUploadTime:
-    """Duration in seconds of one upload of a shard to S3, which several nodes share."""
+    """Seconds of one shared upload."""
 
     writers: int
     seconds: float
@@ -188,13 +177,7 @@ async def _upload(urls: list[str], environment: Mapping[str, str], payload: tupl
 
 
 def shared_upload(url: str, environment: Mapping[str, str], writers: int) -> SharedUploadTime:
-    """Upload one shard with a number of writers, and return the duration.
-
-    Args:
-        url: address of the S3 server, which has the bucket `BUCKET`.
-        environment: keys and region for the server.
-        writers: number of nodes that hold the shard, the owner included.
-    """
+    """Upload one shard with `writers` nodes to the bucket `BUCKET`, and return the duration."""
     size = OBJECT_MIB * MIB
     payload = payload_of([("weight", "uint8", (size,), os.urandom(size))])
     with ExitStack() as stack:

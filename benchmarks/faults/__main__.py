@@ -1,7 +1,4 @@
-"""Command of the fault benchmark: `make bench-faults`. `benchmarks.command` documents options and exit codes.
-
-The benchmark needs root, for network namespaces with shaped links.
-"""
+"""Command of the fault benchmark: `make bench-faults`. Needs root, for network namespaces with shaped links."""
 
 from __future__ import annotations
 
@@ -27,11 +24,7 @@ WITHOUT_RATE_LIMIT = Path(__file__).parent / "without_rate_limit"
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Run the cases that `--only` names, by default all.
-
-    Raises:
-        BenchmarkFailed: this machine cannot run network namespaces with shaped links, or a case failed.
-    """
+    """Run the cases that `--only` names. Raises BenchmarkFailed without network namespaces, or if a case failed."""
     if (reason := obstacle()) is not None:
         raise BenchmarkFailed(reason)
     sizes = QUICK if begun.is_quick else Sizes()
@@ -47,7 +40,7 @@ def measure(begun: Begun) -> dict[str, Any]:
 
 
 def _observe(begun: Begun, sizes: Sizes, cases: Sequence[Case], environment: Mapping[str, str]) -> list[Observed]:
-    """Run cases in one cluster, whose instances have these additional environment variables."""
+    """Run cases in one cluster, whose instances have these additional variables."""
     # A node stores the shards of both ranks, each in two slots. The memory of one further slot is a reserve.
     node_memory_bytes = (2 * RANKS + 1) * (sizes.state_mib + 16) * MIB
     options = ClusterOptions(

@@ -1,8 +1,6 @@
-"""Defines the faults. Each fault is a context manager that injects the fault on entry and removes it on exit.
+"""Defines the faults: context managers that inject a fault into a local cluster, and remove it on exit.
 
-The faults change processes or connections of a running local cluster.
-
-Invariant: a fault that did not take effect raises an error and never yields a measurement.
+A fault that did not take effect raises an error and never yields a measurement.
 """
 
 from __future__ import annotations
@@ -30,44 +28,37 @@ from infra.local_cloud.processes import Process, descendants, is_agent, memory_o
 MIB = 1024**2
 LINK_PART = 0.01
 CARD_BYTES_PER_SECOND = 1.25e9
-"""Bytes per second of a usual network card: 10 Gbit/s.
-
-The fault `slow_link` limits a link to a hundredth of the link's measured rate, or of the card's rate if that is lower.
-Connections within one machine are several times faster than a network card, so a hundredth of their rate would not be
-slow.
-"""
+"""A usual network card: 10 Gbit/s. `slow_link` uses a hundredth of it, or of the link's rate if that is lower."""
 RESET_EVERY_SECONDS = 0.1
 SURE_SECONDS = 0.2
-"""Seconds between stopping an agent and checking that its transfer is still incomplete.
-
-If the transfer is complete by then, the agent was stopped too late, and the benchmark tries again.
+"""Seconds between stopping an agent and a check that its transfer is incomplete. Otherwise, the benchmark tries again.
 """
 STRIKE_SECONDS = 30.0
-"""Longest time in seconds in which a fault waits for a suitable moment, such as the middle of a transfer."""
+"""Wait of a fault for a suitable moment, such as the middle of a transfer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The cluster, and the job of the cluster that a fault disturbs."""
+    """The cluster, and the job that a fault disturbs."""
 
     bench: Bench
     nodes: tuple[str, ...]
-    """Ids of the nodes by rank. Before a job runs: ids of all nodes of the cluster."""
+    """Node ids by rank; before a job runs, of all nodes of the cluster."""
     link_bytes_per_second: float
-    """Measured rate of one connection between two nodes without other traffic, in bytes per second."""
+    """Rate between two nodes without other traffic."""
     node_memory_bytes: int
     state_mib: int
-    """Default state of one rank in MiB. A case can use a different size."""
+    """Default per rank. A case can use another size."""
     coordinator: str = ""
-    """Node of the job's coordinator; empty before a job runs."""
+    """Node id; empty before a job runs."""
 
     def of(self, seen: Json) -> Place:
-        """Return a copy that also names the nodes and the coordinator of a job, as the API describes the job."""
+        """Return a copy with the nodes and the coordinator of a job, as the API describes it."""
         return replace(self, nodes=tuple(seen["NodeIds"]), coordinator=seen["CoordinatorNodeId"])
 
     @property
     def member(self) -> str:
-        """The second node of the two-node job: the node whose agent is not the coordinator."""
+        """The node whose agent is not the coordinator."""
         return next(node for node in self.nodes if node != self.coordinator)
 
     def agent(self, node: str) -> Process:
@@ -76,41 +67,38 @@ class Place:
         return agent
 
     def peer_port(self, node: str) -> int:
-        """Return the port on which a node accepts connections of other nodes, from the node's state directory."""
+        """Return the port for other nodes, from the node's state directory."""
         (kept,) = (self.bench.cluster.nodes_directory / node).rglob("peer_port")
         return int(kept.read_text())
 
 
 @dataclass(slots=True, kw_only=True)
 class Struck:
-    """An injected fault with its start time and effect."""
+    """An injected fault."""
 
     at: float
-    """Monotonic seconds at which the fault started."""
+    """Monotonic start in seconds."""
     did: str = ""
-    """Sentence about the fault's effect, with numbers. Complete once the fault is removed."""
+    """Sentence about the effect, with numbers. Complete once the fault is removed."""
 
 
 Strike = Callable[[Place], AbstractContextManager[Struck]]
-"""Context manager that injects a fault on entry and removes it on exit."""
+"""Injects a fault on entry, removes it on exit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One fault, with its description and the function that injects it."""
+    """One fault."""
 
     name: str
     strike: Strike
     has_rate_limit: bool = True
-    """False if the agents send snapshots over a slow link without a rate limit (`without_rate_limit`)."""
+    """False: agents send snapshots without a rate limit (`without_rate_limit`)."""
 
 
 @contextmanager
 def peer_stopped(place: Place) -> Iterator[Struck]:
-    """Stop an agent with SIGSTOP until the fault ends: the agent that holds the copy of the coordinator's shard.
-
-    The connections of the stopped agent stay open, but the agent reads nothing from them.
-    """
+    """SIGSTOP the agent that holds the copy of the coordinator's shard. Its connections stay open."""
     agent = place.agent(place.member)
     with _stopped(agent) as at:
         yield Struck(at=at, did=f"SIGSTOP of the holder's agent, {place.member}")
@@ -118,7 +106,7 @@ def peer_stopped(place: Place) -> Iterator[Struck]:
 
 @contextmanager
 def stopped_in_a_snapshot(place: Place) -> Iterator[Struck]:
-    """Stop the coordinator's agent while it sends a snapshot of its own rank's shard to the other node."""
+    """Stop the coordinator's agent while it sends a snapshot of its own rank's shard."""
     owner, holder = place.coordinator, place.member
     rank, agent = place.nodes.index(owner), place.agent(owner)
     deadline = time.monotonic() + STRIKE_SECONDS
@@ -151,7 +139,7 @@ def _stopped(agent: Process) -> Iterator[float]:
 
 
 def _is_arriving(node: str, rank: int) -> bool:
-    """Return True if a node has an incomplete slot for this rank's shard, so that a transfer is in progress."""
+    """Return whether a node has an incomplete slot of this rank's shard."""
     for name, path in memory_of(memory_directory(node)).items():
         if f"/rank-{rank}.slot-" not in name:
             continue
@@ -167,7 +155,7 @@ def _is_arriving(node: str, rank: int) -> bool:
 
 @contextmanager
 def slow_link(place: Place) -> Iterator[Struck]:
-    """Limit the rate of a node's link to a hundredth of its measured rate, but to no more than 12.5 MB/s."""
+    """Limit a node's link to a hundredth of its rate, but at most 12.5 MB/s."""
     megabits = min(place.link_bytes_per_second, CARD_BYTES_PER_SECOND) * 8 / 1e6 * LINK_PART
     whole = place.link_bytes_per_second / 1e6
     struck = Struck(
@@ -182,10 +170,8 @@ def slow_link(place: Place) -> Iterator[Struck]:
 
 @contextmanager
 def resets(place: Place) -> Iterator[Struck]:
-    """Reset all connections between the two agents several times per second.
-
-    `ss -K` makes the kernel close a connection. The agent on the other node then receives a TCP reset.
-    """
+    """Reset all connections between the two agents several times per second."""
+    # `ss -K` makes the kernel close a connection, and the other agent receives a TCP reset.
     ports = [place.peer_port(node) for node in place.nodes]
     chosen = " or ".join(f"sport = :{port} or dport = :{port}" for port in ports)
     node, over, count = place.member, threading.Event(), 0

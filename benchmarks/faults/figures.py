@@ -1,9 +1,6 @@
-"""Decides from the ranks' traces whether training continued at full speed during a fault.
+"""Decides from the ranks' traces whether training continued at full speed during a fault. Pure.
 
-    before ──▶ fault starts ── during ──▶ fault ends ── healing ──▶ the API reports Protected ── after ──▶
-
-The functions are pure. Invariant: a verdict depends on this run only, and no measurement is repeated because of its
-verdict.
+before ──▶ fault starts ── during ──▶ fault ends ── healing ──▶ the API reports Protected ── after ──▶
 """
 
 from __future__ import annotations
@@ -17,27 +14,27 @@ from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Summary, Verdict, bootstr
 from benchmarks.traces import whole_rows
 
 FULL_SPEED_RATIO = 1.02
-"""Largest ratio of median step times, during ÷ before the fault, that counts as full speed."""
+"""Largest ratio of median step times, during ÷ before, of full speed."""
 WHOLE = "Protected"
-"""Protection state that the API reports for a job whose shards all have their copies."""
+"""Protection state of a job whose shards all have their copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """One line of a rank's trace: the boundary after one finished step."""
+    """One line of a rank's trace: a finished step."""
 
     step: int
     at: float
-    """Monotonic seconds at which the rank finished the step."""
+    """Monotonic seconds."""
     held_seconds: float
-    """Seconds for which the session blocked the script in the step that ends at this boundary."""
+    """Seconds for which the session blocked the step that ends here."""
     committed: int
-    """The newest committed step on the rank's page; -1 before the first commit."""
+    """Newest committed step on the rank's page; -1 before the first commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One of the time spans of a case (before, during or after the fault), in monotonic seconds."""
+    """A time before, during or after the fault, in monotonic seconds."""
 
     begin: float
     end: float
@@ -45,7 +42,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """Observations around one fault: the steps of every rank, and the protection states that the API reported."""
+    """The steps of every rank around one fault, and the protection states that the API reported."""
 
     name: str
     ranks: tuple[tuple[Boundary, ...], ...]
@@ -53,99 +50,85 @@ class Observed:
     during: Span
     after: Span
     healed_at: float
-    """Monotonic seconds at which the API reported Protected after the fault."""
+    """First report of Protected after the fault, in monotonic seconds."""
     told_at: float | None
-    """Monotonic seconds at which the API first reported a state other than Protected.
-
-    None if the API did not.
-    """
+    """First report of another state, in monotonic seconds, or None."""
     word: str
-    """The last protection state that the API reported during the fault."""
+    """Last protection state during the fault."""
     reasons: tuple[str, ...]
-    """The reasons that the API reported for incomplete protection, each once, in the order of their first report."""
+    """Reasons for incomplete protection, each once, in order."""
     did: str
-    """Sentence about the effect that the injected fault had, with numbers (`cases.Struck.did`)."""
+    """`cases.Struck.did`."""
     span_seconds: float
-    """Duration in seconds of the wait that replaces forward and backward in each step."""
+    """Wait in place of forward and backward."""
     copy_seconds: float
-    """Duration of a plain copy of the rank's whole state within memory, in seconds."""
+    """Plain copy of the rank's whole state within memory."""
     state_mib: int
-    """Size of one rank's state in MiB."""
+    """MiB of one rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """The measured values of one case, which form one row of the benchmark's page in `docs/`."""
+    """One case, a row of the page."""
 
     name: str
     did: str
     before: Summary
     during: Summary
     after: Summary
-    """Step times after healing, in seconds. `before` and `during` have the same unit."""
+    """Step times after healing, in seconds, as in `before` and `during`."""
     ratio: float
-    """Median step time during the fault ÷ median step time before the fault."""
+    """Median step time, during ÷ before."""
     low: float
     high: float
     longest_seconds: float
-    """Duration of the longest step between the start of the fault and the end of healing."""
+    """Longest step from the fault to the end of healing."""
     lost_seconds: float
-    """Training time that the fault cost, in seconds.
-
-    The value is the duration of all steps from the start of the fault to the end of healing, minus the median step time
-    before the fault × the number of these steps.
-    """
+    """Duration of all steps from the fault to the end of healing, beyond the median before × their number."""
     held_p99_seconds: float
-    """99th percentile of the time for which the session blocked a step during the fault, over all ranks."""
+    """99th percentile of the session's blocked time per step during the fault, over all ranks."""
     commits_before: float
-    """Number of commits ÷ number of steps, before the fault."""
+    """Commits ÷ steps."""
     commits_during: float
     commits_after: float
     told_seconds: float | None
-    """Seconds from the fault's start until the API reported a state other than Protected.
-
-    None if the API did not.
-    """
+    """Seconds from the fault until the API reported another state, or None."""
     word: str
     reasons: tuple[str, ...]
     healed_seconds: float
     """Seconds from the fault's end until the API reported Protected."""
     verdict: Verdict
     told: str
-    """Sentence that explains why training counts as undisturbed, as disturbed, or as neither (`verdict`)."""
+    """Sentence that explains `verdict`."""
 
 
 def parse(text: str) -> tuple[Boundary, ...]:
-    """Return the boundaries in one rank's trace, in order. An incomplete last line is skipped."""
+    """Return the boundaries of a trace, in order, without an incomplete last line."""
     return tuple(
         Boundary(int(step), float(at), float(held), int(committed)) for step, at, held, committed in whole_rows(text)
     )
 
 
 def steps_in(passed: Sequence[Boundary], span: Span) -> list[tuple[Boundary, Boundary]]:
-    """Return the trace entries before and after each step that overlaps a time span completely or partly."""
+    """Return the entries before and after each step that overlaps a span."""
     return [(earlier, later) for earlier, later in pairwise(passed) if later.at > span.begin and earlier.at < span.end]
 
 
 def step_seconds(passed: Sequence[Boundary], span: Span) -> list[float]:
-    """Return the duration in seconds of each step that overlaps `span`, for example the time of the fault."""
+    """Return the seconds of each step that overlaps a span."""
     return [later.at - earlier.at for earlier, later in steps_in(passed, span)]
 
 
 def commits_ratio(passed: Sequence[Boundary], span: Span) -> float:
-    """Return commits ÷ steps of a time span, as one rank saw them.
-
-    A step counts as a commit if the newest committed step on the rank's shared page rose during the step.
-    """
+    """Return commits ÷ steps of a span, as one rank saw them."""
+    # A step counts as a commit if the newest committed step on the rank's page rose during it.
     steps = steps_in(passed, span)
     return sum(later.committed > earlier.committed for earlier, later in steps) / len(steps)
 
 
 def evaluate(observed: Observed) -> Figure:
-    """Compute the measured values of one case, and whether training stayed at full speed (the verdict).
-
-    Step times come from the first rank's trace, because the collective in each step keeps all ranks together.
-    """
+    """Compute the values and the verdict of one case."""
+    # The first rank's trace suffices, because the collective in each step keeps all ranks together.
     passed = observed.ranks[0]
     before, during, after = (step_seconds(passed, span) for span in (observed.before, observed.during, observed.after))
     usual = statistics.median(before)
@@ -181,13 +164,9 @@ def evaluate(observed: Observed) -> Figure:
 
 
 def judge(low: float, high: float, before: float, after: float) -> tuple[Verdict, str]:
-    """Return the verdict whether training stayed at full speed during the fault, and the reason for it.
+    """Return whether training stayed at full speed, and why.
 
-    Args:
-        low: lower bound of the median step time during the fault ÷ the median step time before the fault.
-        high: upper bound of that ratio.
-        before: median step time before the fault in seconds.
-        after: median step time in seconds after the benchmark has ended the fault.
+    `low` and `high` bound the ratio of median step times, during ÷ before. `before` and `after` are medians in seconds.
     """
     moved = moved_ratio(before, after)
     if moved > FLOOR_TOLERANCE_RATIO:

@@ -1,7 +1,4 @@
-"""Draws the step times of one run as SVG: a strip per case, a point per step, and a shaded area during the fault.
-
-The functions are pure.
-"""
+"""Draws the step times of one run as SVG: a strip per case, a point per step, a shaded area during the fault. Pure."""
 
 from __future__ import annotations
 
@@ -13,15 +10,11 @@ from benchmarks.picture import WIDTH, svg, text
 
 LEFT, RIGHT, STRIP, GAP, TOP = 60, 20, 90, 34, 24
 MOST_RATIO = 2.0
-"""Upper edge of a strip, as a multiple of the median step time. The picture shows longer steps at this edge."""
+"""Upper edge of a strip, as a multiple of the median. Longer steps are drawn there."""
 
 
 def draw(observed: Sequence[Observed]) -> str:
-    """Return the picture of the step times before, during and after each fault, as an SVG document.
-
-    Args:
-        observed: the measured faults, from the top of the picture to its bottom.
-    """
+    """Return the picture of the measured faults, from top to bottom, as SVG."""
     body = [part for number, each in enumerate(observed) for part in _strip(each, TOP + (STRIP + GAP) * number)]
     return svg("Step times around each fault", TOP + (STRIP + GAP) * len(observed), body)
 

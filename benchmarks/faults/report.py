@@ -1,7 +1,4 @@
-"""Computes the table rows, verdicts and page of the fault benchmark. The functions are pure.
-
-A verdict says whether a measured value meets its limit (`benchmarks.measures.Verdict`).
-"""
+"""Computes the table rows, verdicts and page of the fault benchmark. The functions are pure."""
 
 from __future__ import annotations
 
@@ -22,11 +19,11 @@ class Run(BenchmarkRun):
     """Measured values of one run of the fault benchmark."""
 
     observed: Sequence[Observed]
-    """Observations of each case, at least one."""
+    """Observations of at least one case."""
 
 
 def figures(run: Run) -> list[Figure]:
-    """Return the measured values of every injected fault. If the machine was busy, every verdict is inconclusive."""
+    """Return the values of every fault. On a busy machine, every verdict is inconclusive."""
     found = [evaluate(each) for each in run.observed]
     if not run.is_busy:
         return found
@@ -47,7 +44,7 @@ def row(figure: Figure) -> Row:
 
 
 def rate_limit(run: Run) -> Row | None:
-    """Return the row that compares steps with and without the rate limit on a slow link; None without both cases."""
+    """Return the row of steps with and without the rate limit on a slow link; None without both cases."""
     found = {figure.name: figure for figure in figures(run)}
     if not found.keys() >= {LIMITED, UNLIMITED}:
         return None
@@ -59,10 +56,7 @@ def rate_limit(run: Run) -> Row | None:
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the text for each placeholder of the template of this benchmark's page.
-
-    If a text is None, the page omits the paragraph, item or section with this placeholder (`benchmarks.page`).
-    """
+    """Return the text for each placeholder of the template of this benchmark's page."""
     fewest = min(run.observed, key=lambda each: each.span_seconds / each.copy_seconds)
     return {
         "machine": run.machine.words("torch"),

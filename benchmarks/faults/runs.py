@@ -1,7 +1,4 @@
-"""Runs one case of a fault: a job of two ranks trains before, during and after the fault.
-
-Meanwhile, the benchmark reads from the API how well the job's shards are protected.
-"""
+"""Runs one case: a job of two ranks trains before, during and after the fault, while the API is polled."""
 
 from __future__ import annotations
 
@@ -18,25 +15,22 @@ from benchmarks.faults.figures import WHOLE, Boundary, Observed, Span, parse
 
 RANKS, COPIES = 2, 2
 LOOK_SECONDS = 0.25
-"""Seconds between two API requests. The interval is constant, so that requests slow the steps of all cases equally."""
+"""Seconds between two API requests, constant, so that they slow all cases equally."""
 TOLD_SECONDS = 60.0
-"""Longest time in seconds in which a case waits for one state of the job. After this time, the case fails."""
+"""Longest wait for one state of the job."""
 SETTLE_STEPS = 40
-"""Number of steps at the start of a job that are not measured.
-
-During these steps, Everstep compares snapshots byte by byte with the state, and profiles iterations.
-"""
+"""First steps that are not measured: Everstep audits snapshots and profiles iterations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Size of the ranks' state, and numbers and durations of steps, for all faults that a run measures."""
+    """Sizes of the state, and numbers and durations of steps."""
 
     steps: int = 40
-    """Minimal number of steps in each span: before, during and after the fault."""
+    """Least number before, during and after the fault."""
     state_mib: int = 64
     span_seconds: float = 0.15
-    """Minimum seconds that a step waits in place of the computation of forward and backward."""
+    """Shortest wait in place of forward and backward."""
 
 
 QUICK = Sizes(steps=12)
@@ -44,22 +38,22 @@ QUICK = Sizes(steps=12)
 
 @dataclass(slots=True)
 class Running:
-    """A running job, the folder of its traces, and the protection states that the API has reported."""
+    """A running job with its traces and its reported protection states."""
 
     job: BenchJob
     trace: Path
     word: str = ""
-    """The protection state that the API reported last."""
+    """Protection state that the API reported last."""
     told: list[tuple[float, str, str]] = field(default_factory=list)
-    """Time, protection state and reason of each API answer that differs from the answer before."""
+    """Time, protection state and reason of each answer that differs from the one before."""
 
     def boundaries(self) -> tuple[tuple[Boundary, ...], ...]:
-        """Return the boundaries that the ranks' traces contain now."""
+        """Return the traces' boundaries."""
         paths = [self.trace / f"rank{rank}" for rank in range(RANKS)]
         return tuple(parse(path.read_text()) if path.exists() else () for path in paths)
 
     def look(self) -> str:
-        """Read the job's protection state from the API. Record the state if it has changed, and return it."""
+        """Read the protection state from the API, record a change, and return it."""
         seen = self.job.bench.client.describe_protection(TrainingJobName=self.job.name)
         word, reason = str(seen["ProtectionState"]), str(seen["Reason"])
         if not self.told or self.told[-1][1:] != (word, reason):
@@ -68,10 +62,9 @@ class Running:
         return word
 
     def wait(self, what: str, arrived: Callable[[], bool]) -> float:
-        """Poll until the condition holds; return the monotonic time of this moment.
+        """Poll until the condition holds; return the monotonic time.
 
-        Raises:
-            BenchmarkFailed: the condition does not hold in time, or the job ended.
+        Raises BenchmarkFailed if late, or if the job ended.
         """
         deadline = time.monotonic() + TOLD_SECONDS
 
@@ -87,7 +80,7 @@ class Running:
         return time.monotonic()
 
     def wait_steps(self, count: int) -> Span:
-        """Wait until all ranks have finished `count` more steps. Return the time span of these steps."""
+        """Wait until all ranks have finished `count` more steps. Return their span."""
         begin = time.monotonic()
         end = self.wait(
             f"{count} steps",
@@ -96,23 +89,14 @@ class Running:
         return Span(begin, end)
 
     def wait_whole(self) -> float:
-        """Wait until the API reports the job as Protected. Return the time of that report in monotonic seconds."""
+        """Wait until the API reports Protected. Return the monotonic time."""
         return self.wait("protection", lambda: self.word == WHOLE)
 
 
 def run_case(place: Place, case: Case, sizes: Sizes) -> Observed:
     """Run one case: a job with steps before, during and after the fault.
 
-    Args:
-        place: the cluster.
-        case: the fault.
-        sizes: sizes and counts.
-
-    Returns:
-        The observations.
-
-    Raises:
-        BenchmarkFailed: the fault had no effect, the API did not report it or its end, or the job was disturbed.
+    Raises BenchmarkFailed if the fault had no effect, the API did not report it or its end, or the job was disturbed.
     """
     running = _submitted(place, case, sizes)
     running.wait_whole()

@@ -1,7 +1,4 @@
-"""Command of the benchmark of blocked times, slowdown and recovery times: `make bench-first`.
-
-`benchmarks.command` documents options and exit codes.
-"""
+"""Command of the benchmark of blocked times, slowdown and recovery times: `make bench-first`."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ PARTS = ("blocking", "slowdown", "budget", "recovery")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """State sizes, and numbers of steps, launches and failures of a run."""
+    """State sizes, and numbers of steps, launches and failures."""
 
     states_mib: tuple[int, ...] = (64, 256)
     snapshots: int = 30
@@ -39,7 +36,7 @@ class Sizes:
 
     @property
     def node_memory_bytes(self) -> int:
-        """Memory for the largest state on a node: two slots for each of two shards, and a reserve."""
+        """Two slots for each of two shards of the largest state, and a reserve."""
         return 4 * max(self.states_mib) * 1024**2 * 5 // 4 + 64 * 1024**2
 
 
@@ -58,7 +55,7 @@ QUICK = Sizes(
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Measure the parts of the benchmark that `--only` names, by default all."""
+    """Measure the parts that `--only` names."""
     sizes = QUICK if begun.is_quick else Sizes()
     options = ClusterOptions(nodes=NODES, spares=SPARES, node_memory_bytes=sizes.node_memory_bytes)
     found: dict[str, Any] = {}

@@ -1,13 +1,7 @@
 """Measures recoveries after killed ranks and terminated instances, in a job that trains the char-GPT with ZeRO-3.
 
-The job has 4 nodes and a spare. Three independent clocks measure each recovery:
-
-- the incident's four phases
-- the job's step in the API, which the benchmark polls every few milliseconds
-- the traces in which the ranks record their boundaries
-
-The interruption lasts from the kill to the first step beyond the highest earlier step. The measured time therefore
-includes repeated steps.
+Three clocks measure each recovery: the incident's phases, the job's step in the API, and the ranks' traces. It lasts
+from the kill to the first step beyond the highest earlier one, so it includes repeated steps.
 """
 
 from __future__ import annotations
@@ -24,68 +18,61 @@ from benchmarks.traces import Passed, first_beyond, highest_step, read_trace, st
 
 NODES, SPARES, COPIES = 4, 1, 2
 MANY_STEPS = 1_000_000
-"""Number of steps of the job, larger than the benchmark needs. The benchmark stops the job after its measurements."""
+"""A number that no run reaches. The benchmark stops the job."""
 CLOCKS_TOLERANCE_SECONDS, CLOCKS_TOLERANCE_RATIO = 1.0, 0.2
-"""Two clocks disagree if their durations differ by more than both limits: in seconds, and relative to the duration.
-
-The limit in seconds exists because the API receives step numbers only once per second.
-"""
+"""Two clocks disagree beyond both limits. The API receives step numbers only once per second."""
 PHASES = ("detect", "replace", "restore", "rework")
 VICTIMS = (2, 1, 0, 3)
-"""Ranks to kill, in this order. Rank 0 is included, because its node has more tasks than other nodes."""
+"""Ranks in order. Rank 0's node has more tasks than others."""
 
 Kind = Literal["rank_exit", "instance_terminated"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """One failure of the job, with the duration of its recovery and its lost steps."""
+    """One failure of the job."""
 
     cause: Kind
     restore_source: str
     phases: dict[str, float]
     """Seconds of each phase of the incident."""
     lost_steps: int
-    """Lost steps as the incident states them: highest boundary that the ranks had reported − restored step."""
+    """Lost steps by the incident: highest reported boundary − restored step."""
     rank_lost_steps: int
-    """Lost steps in the ranks' traces: highest boundary that any rank had passed − restored step."""
+    """Lost steps by the traces: highest boundary of any rank − restored step."""
     api_seconds: float
-    """Seconds from the kill until the API showed a step that no rank had reached before the kill."""
+    """Seconds from the kill until the API showed a new step."""
     rank_seconds: float
-    """Seconds from the kill until every rank had passed a boundary that no rank had reached before the kill."""
+    """Seconds from the kill until every rank had passed a new boundary."""
 
     @property
     def incident_seconds(self) -> float:
-        """Seconds of all phases of the incident together."""
+        """Seconds of all phases."""
         return sum(self.phases.values())
 
     @property
     def clocks_agree(self) -> bool:
-        """True if the incident's duration agrees with the duration that the benchmark measured through the API."""
+        """Whether the incident's duration agrees with that through the API."""
         apart = abs(self.incident_seconds - self.api_seconds)
         return apart <= max(CLOCKS_TOLERANCE_SECONDS, CLOCKS_TOLERANCE_RATIO * self.api_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryRun:
-    """All measured recoveries of one job, and its step times without a failure."""
+    """All recoveries of one job."""
 
     recoveries: tuple[Recovery, ...]
     step: Floor
-    """Step times without a failure, before the first failure and after the last failure."""
+    """Step times without a failure, before the first and after the last one."""
 
     def of_cause(self, cause: Kind) -> list[Recovery]:
-        """Return the recoveries from failures with this cause."""
         return [recovery for recovery in self.recoveries if recovery.cause == cause]
 
 
 def measure(bench: Bench, *, kills: int, steps_between: int) -> RecoveryRun:
-    """Kill `kills` ranks one after the other, then terminate as many instances, and measure each recovery.
+    """Kill `kills` ranks, then terminate as many instances, each after `steps_between` steps, and measure recoveries.
 
-    Before each failure, the job trains `steps_between` steps without a failure.
-
-    Raises:
-        BenchmarkFailed: the job ended, or an incident has a different cause than the benchmark's failure.
+    Raises BenchmarkFailed if the job ended, or an incident has another cause.
     """
     trace = bench.directory / "traces" / "recovery"
     trace.mkdir(parents=True)
@@ -140,10 +127,9 @@ def recover(
     rank: int,
     steps_between: int,
 ) -> Recovery:
-    """Wait for steps without a failure, cause a failure, and poll until every rank has finished a new step.
+    """Wait for steps, cause a failure, and poll until every rank has finished a new step.
 
-    Raises:
-        BenchmarkFailed: the job ended, the incident has a different cause, or another failure followed.
+    Raises BenchmarkFailed if the job ended, the incident has another cause, or another failure followed.
     """
     # Wait until the spare is warm. In a real fleet, a spare has usually been ready for hours before a failure.
     bench.wait_until_warm(NODES + SPARES)
@@ -185,19 +171,14 @@ def recover(
 
 
 def undisturbed(ranks: Sequence[Sequence[Passed]], since: int = 0) -> Summary:
-    """Return a summary of rank 0's step times in its newest generation.
-
-    Args:
-        ranks: each rank's trace.
-        since: boundary after which steps count. 0: all steps count except the first ten, which warm up.
-    """
+    """Return a summary of rank 0's step times in its newest generation, after boundary `since` or ten warm-up steps."""
     newest = ranks[0][-1].generation
     steps = step_seconds([each for each in ranks[0] if each.generation == newest and each.step > since])
     return Summary.of(steps[0 if since else 10 :])
 
 
 def _closed(bench: Bench, job: BenchJob, number: int) -> Json:
-    """Wait until the job's incident of this number is closed, and return the incident."""
+    """Wait until the job's incident of this number is closed, and return it."""
     found: list[Json] = []
 
     def is_closed(_: Json) -> bool:

@@ -29,30 +29,24 @@ PICTURE = "Seconds of each recovery by phase"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Results of the benchmark's parts (blocked times, slowdown, recoveries).
-
-    Parts that were not measured are empty.
-    """
+    """Results of the parts. Parts that were not measured are empty."""
 
     blocking: Sequence[BlockingRow] = ()
     slowdown: Slowdown | None = None
     budget: Slowdown | None = None
-    """Slowdown of a job with `MaxSlowdown`, which limits the cost of snapshots."""
+    """Slowdown of a job with `MaxSlowdown`."""
     recovery: RecoveryRun | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Results of one run of `make bench-first`, with the facts of the run."""
+    """Results of one run of `make bench-first`."""
 
     results: Results
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the text for each placeholder of the template of this benchmark's page.
-
-    If a text is None, the page omits the paragraph, item or section with this placeholder (`benchmarks.page`).
-    """
+    """Return the text for each placeholder of the template of this benchmark's page."""
     found = run.results
     return {
         "machine": run.machine.words(*run.machine.versions),

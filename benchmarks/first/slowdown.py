@@ -1,12 +1,8 @@
 """Measures Everstep's slowdown of the char-GPT: step times in a job (A), and in the same script without an agent (B).
 
-The launches run in the order ABBA. Each pair of launches gives one ratio, so that drift of the machine affects both
-values of a ratio. A launch without an agent has no replicas, rounds or reports.
-
-There are two measurements. In the first measurement, every step has a snapshot, whatever it costs, and median step
-times are compared. In the second measurement, the job has a budget (`Protection.MaxSlowdown`). Only a few steps then
-have a snapshot, so mean step times are compared. The first steps, in which Everstep learns the cost of a snapshot, are
-not counted.
+The launches run in the order ABBA. Each pair gives one ratio, so that drift affects both values. In one measurement,
+every step has a snapshot, and medians are compared. In the other, a budget (`Protection.MaxSlowdown`) leaves only a few
+snapshots, so means are compared.
 """
 
 from __future__ import annotations
@@ -27,49 +23,37 @@ from benchmarks.traces import read_trace, step_seconds
 
 RANKS = 2
 WARM_UP_STEPS = 110
-"""Number of steps at the start of a launch that are not counted.
-
-During these steps, Everstep profiles the network and tries different sending rates. The number covers the longest trial
+"""Uncounted first steps: Everstep profiles the network, and its longest trial of sending rates ends
 (`worker.core.pacing_trial`).
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """Step times of the model in launches with and without an agent, and the slowdown computed from them."""
+    """Step times in launches with and without an agent."""
 
     order: str
-    """Kind of each launch, in order: A is a launch under an agent, B a launch without an agent."""
+    """A (agent) or B per launch."""
     step_seconds: tuple[Summary, ...]
-    """Step times of each launch, without its first `settle_steps`."""
+    """Step times per launch, without its first `settle_steps`."""
     ratios: tuple[float, ...]
-    """Step time of A ÷ step time of B − 1, for each pair of launches.
-
-    The step times are medians. If the job has a budget (`max_slowdown`), they are means.
-    """
+    """A ÷ B − 1 per pair, of medians, or of means with a budget."""
     blocked: Summary
-    """Seconds for which each snapshot blocked training, over all launches under an agent.
-
-    The values include snapshots during the uncounted first steps, and snapshots that Everstep compared byte by byte
-    with the state.
-    """
+    """Seconds per snapshot of all launches with an agent, also of uncounted and audited ones."""
     snapshots_ratio: float
-    """Snapshots ÷ steps, for the counted steps of the launches under an agent; 1 if every step had a snapshot."""
+    """Snapshots ÷ counted steps with an agent."""
     settle_steps: int = WARM_UP_STEPS
     max_slowdown: float | None = None
-    """The job's budget (`Protection.MaxSlowdown`); None if every step has a snapshot."""
+    """The job's budget. None: every step has a snapshot."""
 
     @property
     def plain_moved_ratio(self) -> float:
-        """Relative difference between the median step times of the slowest and the fastest launch without an agent."""
+        """Relative difference between the slowest and the fastest launch without an agent."""
         return self._moved("B")
 
     @property
     def noise_ratio(self) -> float:
-        """The larger of two values: the spread of launches with an agent, and the spread of launches without an agent.
-
-        The spread is the relative difference between the slowest and the fastest launch.
-        """
+        """The larger spread of launches with or without an agent: slowest relative to fastest."""
         return max(self._moved("A"), self._moved("B"))
 
     def _moved(self, kind: str) -> float:
@@ -78,29 +62,21 @@ class Slowdown:
 
     @property
     def plain_count(self) -> int:
-        """Number of launches without an agent."""
+        """Launches without an agent."""
         return self.order.count("B")
 
     @property
     def is_conclusive(self) -> bool:
-        """True if there are several launches without an agent, and their step times agree."""
+        """Whether several launches without an agent agree."""
         return self.plain_count > 1 and self.plain_moved_ratio <= FLOOR_TOLERANCE_RATIO
 
 
 def measure(
     bench: Bench, *, order: str, steps: int, settle_steps: int = WARM_UP_STEPS, max_slowdown: float | None = None
 ) -> Slowdown:
-    """Launch the model once for each letter of `order`, with (A) or without (B) an agent.
+    """Launch the model once per letter of `order`, such as ABBA. The first `settle_steps` of `steps` do not count.
 
-    Args:
-        bench: the cluster.
-        order: kind of each launch, such as ABBA.
-        steps: steps of each launch, including the steps that are not counted.
-        settle_steps: number of first steps that are not counted.
-        max_slowdown: the largest slowdown that the job permits snapshots to cause. None: every step has a snapshot.
-
-    Raises:
-        BenchmarkFailed: a launch failed.
+    `max_slowdown` None: every step has a snapshot. Raises BenchmarkFailed if a launch failed.
     """
     name, center = ("slowdown", statistics.median) if max_slowdown is None else ("budget", statistics.fmean)
     summaries, centers, blocked, snapshots = [], [], [], 0
@@ -132,7 +108,7 @@ def measure(
 
 
 def _under_agent(bench: Bench, name: str, steps: int, trace: Path, max_slowdown: float | None) -> list[float]:
-    """Run one launch under an agent. Return the seconds for which each snapshot blocked its rank."""
+    """Run one launch with an agent. Return the blocked seconds of each snapshot."""
     job = bench.submit(
         name,
         bench.traced_source(),

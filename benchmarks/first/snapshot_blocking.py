@@ -1,11 +1,7 @@
-"""Measures how long a snapshot blocks training, for states of several sizes, with floors for comparison.
+"""Measures how long a snapshot blocks training, for states of several sizes.
 
-A floor is a bound that no snapshot can beat: a plain memcpy of the state, and a step without Everstep.
-
-Everstep's session in the rank reports the blocked seconds. They consist of the copy at the boundary, and of the guard's
-wait for the background copy before the optimizer's step. Everstep audits the first three snapshots of a launch: it
-copies them whole at the boundary and compares them byte by byte. The page of results shows audited snapshots
-separately.
+The floors are a plain memcpy of the state, and a step without Everstep. Blocked seconds are the copy at the boundary,
+and the wait before the optimizer's step. The first three snapshots of a launch are audited and shown separately.
 """
 
 from __future__ import annotations
@@ -18,82 +14,62 @@ from benchmarks.errors import BenchmarkFailed
 from benchmarks.measures import Floor, Summary
 
 AUDITED_COUNT = 3
-"""Number of a launch's first snapshots that Everstep audits: compares with the state byte by byte.
-
-A test compares the number with `everstep.training.guard.AUDITED_AT_START`. The measuring process cannot import that
-constant, because the import would load torch.
+"""Snapshots of a launch that Everstep audits. A test compares it with `everstep.training.guard.AUDITED_AT_START`, whose
+import would load torch.
 """
 COMPUTES = ("wait", "matmul")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Size of a state and number of nodes, with one rank per node."""
+    """Size of a state and number of nodes, with one rank each."""
 
     state_mib: int
     nodes: int
 
     @property
     def copies(self) -> int:
-        """Number of copies of each shard: 2, or 1 on a single node."""
+        """Copies of each shard: 2, or 1 on a single node."""
         return min(2, self.nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockingRow:
-    """Measured values for one state size and one substitute for the forward and backward passes.
-
-    `compute` names the substitute: a wait, or matrix products.
-    """
+    """One state size and one substitute (`compute`) for forward and backward: a wait, or matrix products."""
 
     shape: Shape
     compute: str
     state_bytes: int
-    """Bytes of one rank's tensors."""
+    """Bytes of one rank."""
     span_seconds: float
-    """Duration of the wait or matrix products that replace forward and backward."""
+    """Seconds of the substitute."""
     memcpy: Floor
     plain_step: Floor
     step: Summary
-    """Duration of each step, in seconds, while Everstep takes a snapshot at every step."""
+    """Seconds per step with a snapshot each."""
     first_blocked: float | None
-    """Seconds for which the launch's first snapshot blocked the slowest rank.
-
-    One launch measures both replacements of forward and backward, so only the first row of a launch has this value. In
-    the second row, it is None.
-    """
+    """Seconds of the launch's first snapshot, on the slowest rank. None in the launch's second row."""
     audited_blocked: Summary | None
-    """Seconds for which each audited snapshot (compared byte by byte), except the launch's first, blocked a rank."""
+    """Seconds of each audited snapshot, except the launch's first."""
     blocked: Summary
-    """Seconds for which each snapshot without an audit (a byte comparison) blocked a rank, over all ranks."""
+    """Seconds of each snapshot without an audit, over all ranks."""
     mean_blocked: float
-    """Mean number of seconds for which a snapshot without an audit blocked a rank, as the session reported it."""
+    """Mean of snapshots without an audit, as the session reported it."""
     mean_held: float
-    """Total seconds for which the session blocked the script ÷ number of snapshots without an audit.
-
-    The script's clock measures the seconds. They include boundaries at which no snapshot was taken.
-    """
+    """Seconds in the session by the script's clock ÷ snapshots without an audit. Includes boundaries without one."""
     steps_per_snapshot: float
 
     @property
     def is_conclusive(self) -> bool:
-        """True if both lower bounds hardly changed during the run: a plain memcpy, and a step without Everstep."""
+        """Whether both floors hardly changed."""
         return self.memcpy.stood_still and self.plain_step.stood_still
 
 
 def measure(bench: Bench, shapes: list[Shape], *, snapshots: int, floor_steps: int) -> list[BlockingRow]:
-    """Run one job per state size (shape). Return one row for each kind of work that replaces forward and backward.
+    """Run one job per state size. Return one row per substitute.
 
-    Args:
-        bench: the cluster.
-        shapes: sizes of the state, one job each.
-        snapshots: minimal number of snapshots per row and rank. The first snapshots, which Everstep compares with the
-            state byte by byte, do not count.
-        floor_steps: number of steps without a session, and of plain copies. Both are measured before and after the
-            snapshots.
-
-    Raises:
-        BenchmarkFailed: a job failed, or took too few snapshots.
+    `snapshots` is the minimum per row and rank, without audited ones. `floor_steps` run before and after them. Raises
+    BenchmarkFailed if a job failed, or took too few snapshots.
     """
     rows: list[BlockingRow] = []
     for shape in shapes:
@@ -127,10 +103,7 @@ def measure(bench: Bench, shapes: list[Shape], *, snapshots: int, floor_steps: i
 
 
 def row(shape: Shape, compute: str, ranks: list[Json]) -> BlockingRow:
-    """Return the table row for one size of the state and one substitute for forward and backward.
-
-    The row summarizes the samples of all ranks.
-    """
+    """Return the row of one size and one substitute, from all ranks' samples."""
     is_first = compute == COMPUTES[0]
     skipped = AUDITED_COUNT if is_first else 0
     later = [seconds for rank in ranks for seconds in rank["blocked"][compute][skipped:]]
@@ -154,8 +127,6 @@ def row(shape: Shape, compute: str, ranks: list[Json]) -> BlockingRow:
 
 
 def floor(ranks: list[Json], name: str) -> Floor:
-    """Return all ranks' timings of one floor: an operation that no snapshot can beat, timed before and after the
-    snapshots.
-    """
+    """Return all ranks' timings of one floor, before and after the snapshots."""
     before, after = ([seconds for rank in ranks for seconds in rank[when][name]] for when in ("before", "after"))
     return Floor(Summary.of(before), Summary.of(after))

@@ -1,7 +1,4 @@
-"""Command of the benchmark of the integration with transformers: `make bench-integrations`.
-
-`benchmarks.command` documents options and exit codes.
-"""
+"""Command of the benchmark of the integration with transformers: `make bench-integrations`."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from benchmarks.integrations.report import PAGE
 from infra.local_cloud.up import ClusterOptions
 
 ROUNDS, STEPS, SETTLE_STEPS = 3, 60, 60
-"""Number of launches of each system, of counted steps per launch, and of uncounted first steps per launch."""
+"""Launches of each system, and counted and uncounted steps of each."""
 QUICK_ROUNDS, QUICK_STEPS, QUICK_SETTLE_STEPS = 1, 10, 5
 
 
@@ -27,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Measure training under transformers with Everstep and with the compared systems, in turn on one local cluster."""
+    """Measure training under transformers with each system, in turn on one local cluster."""
     rounds, steps, settle_steps = (
         (QUICK_ROUNDS, QUICK_STEPS, QUICK_SETTLE_STEPS) if begun.is_quick else (ROUNDS, STEPS, SETTLE_STEPS)
     )

@@ -1,7 +1,6 @@
 """Launches a transformers `Trainer` on two nodes: with Everstep, with other ways to save each step, or without saves.
 
-All launches are jobs of one local cluster. In a launch without Everstep, the script creates no training session, so the
-agents are idle. The order of the systems rotates.
+Without Everstep, the script creates no session, so the agents are idle. The order of the systems rotates.
 """
 
 from __future__ import annotations
@@ -21,30 +20,26 @@ SYSTEMS = (PLAIN, EVERSTEP, OWN_SAVES, LM_RESILIENCY)
 LIBRARY = "lm-resiliency==0.2.0"
 INSTALL_SECONDS = 120
 PARTS = ("capture", "loop state", "data position", "wait for the copy")
-"""Parts into which the script divides the time that Everstep uses in the training thread in each step."""
+"""Parts of Everstep's time in the training thread per step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLaunch:
-    """The measurements of rank 0 in one launch of the Trainer with one way to save steps."""
+    """Rank 0's measurements of one launch."""
 
     system: str
     step_seconds: tuple[float, ...]
-    """Duration of each counted step, from the end of the previous step. It includes the save of the step."""
+    """Counted steps, from the end of the previous one, with the save."""
     part_seconds: dict[str, tuple[float, ...]]
-    """Seconds of each part of `PARTS` in each counted step; empty without Everstep."""
+    """Seconds by part, of each counted step; empty without Everstep."""
     snapshots_ratio: float
     """Snapshots ÷ counted steps; 0 without Everstep."""
     state_bytes: int
-    """Bytes of the model's parameters and the optimizer's moments on one rank."""
+    """Parameters and moments on one rank."""
 
 
 def installed_library(folder: Path) -> Path:
-    """Install lm-resiliency into a folder, without its dependencies, which Everstep's environment already has.
-
-    Raises:
-        BenchmarkFailed: pip failed.
-    """
+    """Install lm-resiliency into a folder, without its dependencies. Raises BenchmarkFailed if pip failed."""
     words = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     words += ["--target", str(folder), LIBRARY]
     done = subprocess.run(words, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
@@ -54,20 +49,7 @@ def installed_library(folder: Path) -> Path:
 
 
 def measure(bench: Bench, *, rounds: int, steps: int, settle_steps: int) -> Iterator[TrainerLaunch]:
-    """Launch every system once per round.
-
-    Args:
-        bench: the cluster.
-        rounds: number of rounds.
-        steps: counted steps of each launch.
-        settle_steps: steps at the start that are not counted.
-
-    Yields:
-        The measurements of each launch.
-
-    Raises:
-        BenchmarkFailed: a launch failed.
-    """
+    """Launch every system once per round, and yield each launch. Raises BenchmarkFailed if one failed."""
     library = installed_library(bench.directory / "lm-resiliency")
     source = bench.directory / "trainer"
     source.mkdir()

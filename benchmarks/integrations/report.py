@@ -1,7 +1,4 @@
-"""Computes the table rows, verdicts and page of the benchmark of the integration with transformers. Pure.
-
-A verdict says whether a measured value meets its limit (`benchmarks.measures.Verdict`).
-"""
+"""Computes the table rows, verdicts and page of the benchmark of the integration with transformers. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +12,11 @@ from benchmarks.page import BenchmarkRun, Page
 from benchmarks.rows import Row, limits, number, table, without_verdicts
 
 MOST_OF_SAVES = 0.5
-"""Limit of the time that Everstep adds to a step, relative to the time that Trainer's own save of the step adds."""
+"""Added time per step, relative to Trainer's own save."""
 MOST_OF_LIBRARY = 1.0
-"""Limit of the time that Everstep adds to a step, relative to the time that lm-resiliency adds."""
+"""Added time per step, relative to lm-resiliency."""
 MOST_OF_STEP = 0.01
-"""Limit of the time in which Everstep reads the Trainer's loop state and data position, relative to a step without
-Everstep.
-"""
+"""Time of Trainer's loop state and data position, relative to a step without Everstep."""
 MIB = 1 << 20
 NAMES = {
     PLAIN: ("no saves", "all"),
@@ -29,7 +24,7 @@ NAMES = {
     OWN_SAVES: ("Trainer's own saves, `save_steps=1`, on one node's disk", "≤ 1; all with the node"),
     LM_RESILIENCY: (f"{LIBRARY.replace('==', ' ')}, each step on two nodes", "≤ 1"),
 }
-"""Name of each system on the page, and text about the steps that a failure loses under the system."""
+"""Name on the page, and the steps that a failure loses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +32,11 @@ class Run(BenchmarkRun):
     """Measured values of one run of the integration benchmark."""
 
     launches: Sequence[TrainerLaunch]
-    """Measurements of the launches of all systems, in the order of the launches."""
+    """Launches in their order."""
 
 
 def rows(run: Run) -> list[Row]:
-    """Return the rows of the time that Everstep adds to a step, and of the fraction of steps with a snapshot."""
+    """Return the rows of Everstep's added time per step, and of the fraction of steps with a snapshot."""
     own = _of(run, EVERSTEP)
     plain = [statistics.median(each.step_seconds) for each in _of(run, PLAIN)]
     moved = moved_ratio(min(plain), max(plain))

@@ -1,8 +1,4 @@
-"""Command of the interleave benchmark: `make bench-interleave`. `benchmarks.command` documents options and exit codes.
-
-The benchmark measures snapshots that share training's network, after GEMINI's Figure 16. Network namespaces require
-root.
-"""
+"""Command of the interleave benchmark, after GEMINI's Figure 16: `make bench-interleave`. It needs root."""
 
 from __future__ import annotations
 
@@ -48,11 +44,7 @@ CASES = (
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Run the requested cases.
-
-    Raises:
-        BenchmarkFailed: this machine cannot run network namespaces, or a case failed.
-    """
+    """Run the requested cases. Raises BenchmarkFailed without network namespaces, or if a case failed."""
     if (reason := obstacle()) is not None:
         raise BenchmarkFailed(reason)
     figures = []

@@ -1,7 +1,6 @@
-"""Computes how much each scheme of sending snapshots slows training, with a bootstrap interval. Pure functions.
+"""Computes how much each scheme of sending snapshots slows training, with a bootstrap interval. Pure.
 
-The schemes and training without snapshots take turns, in blocks of iterations. A round contains one block of each. The
-n-th iteration of a scheme's block is compared with the n-th iteration of the round's block without snapshots.
+A round contains one block of each scheme and one without snapshots. The n-th iterations of the blocks are compared.
 """
 
 from __future__ import annotations
@@ -18,28 +17,27 @@ from benchmarks.measures import bootstrap_interval
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Measured values of one scheme of sending snapshots, for one training job (case)."""
+    """One scheme in one case."""
 
     scheme: Scheme
     iterations: int
     seconds: float
-    """Mean duration of an iteration under the scheme, in seconds."""
+    """Mean of an iteration."""
     slowdown: float
-    """Slowdown over all pairs of iterations: time with checkpoints ÷ time without checkpoints, − 1."""
+    """Slowdown over all pairs of iterations: with checkpoints ÷ without, − 1."""
     low: float
     high: float
-    """Upper bound of the slowdown's 95 % interval. `low` is the lower bound."""
+    """Upper bound of the 95 % interval. `low` is the lower bound."""
     kept: int
-    """Number of snapshots that all holders acknowledged before the next boundary, in measured iterations.
-
-    If `Case.is_crowded`, snapshots that all holders acknowledged later also count.
+    """Snapshots of measured iterations that all holders acknowledged before the next boundary, or ever if
+    `Case.is_crowded`.
     """
     snapshot_seconds: float | None
-    """Mean seconds from the boundary until the last holder's acknowledgement. None if no snapshot was acknowledged."""
+    """Seconds from the boundary to the last holder's acknowledgement. None without one."""
 
     @property
     def kept_ratio(self) -> float:
-        """Number of snapshots that all holders acknowledged (`kept`) ÷ number of measured iterations."""
+        """`kept` ÷ measured iterations."""
         return self.kept / self.iterations
 
 
@@ -52,14 +50,14 @@ class Figure:
     busy_ratio: float
     """Share of an iteration without checkpoints in which the network is in use."""
     idle_seconds: float
-    """Idle network time per iteration, as measured by the profiler."""
+    """Network time per iteration by the profiler."""
     spans: int
     link_bytes_per_second: float
-    """Bytes of payload per second that a link between two nodes carries, measured before training."""
+    """Payload between two nodes, before training."""
 
     @property
     def load_ratio(self) -> float:
-        """Seconds that a node needs to send its snapshot to all holders ÷ idle seconds of the network per iteration."""
+        """Seconds of sending a snapshot to all holders ÷ idle seconds per iteration."""
         return (
             self.case.state_bytes * (self.case.copies - 1) / self.link_bytes_per_second / self.idle_seconds
             if self.idle_seconds
@@ -71,13 +69,7 @@ class Figure:
 
 
 def evaluate(case: Case, ranks: Sequence[Sequence[Mapping[str, Any]]], nodes: Sequence[Mapping[str, Any]]) -> Figure:
-    """Return the measured values of one case.
-
-    Args:
-        case: the settings of the measurement.
-        ranks: for each rank, its records of iterations and of the network profile.
-        nodes: for each agent, its sent snapshots and the measured rate of its link.
-    """
+    """Return the values of one case, from the ranks' iterations and profiles, and the agents' snapshots and rates."""
     profile = next(record for record in ranks[0] if "spans" in record)
     measured = [record for record in ranks[0] if record.get("is_measured")]
     blocks = {
@@ -134,19 +126,10 @@ def _row(
 
 
 def slowdown(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return the relative slowdown by checkpoints: total seconds with checkpoints ÷ total seconds without, − 1.
-
-    Each pair in `pairs` has the duration of an iteration with checkpoints, and of the same iteration without them.
-    """
+    """Return total seconds with checkpoints ÷ without, − 1, of pairs of the same iterations."""
     return sum(one for one, _ in pairs) / sum(other for _, other in pairs) - 1
 
 
 def interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the bootstrap interval of the slowdown.
-
-    Whole pairs are resampled, so that drift of the machine affects both values of a pair.
-
-    Args:
-        pairs: (seconds with checkpoints, seconds without checkpoints) of the n-th iterations of two blocks of a round.
-    """
+    """Return the bootstrap interval of the slowdown. Whole pairs are resampled, so that drift affects both values."""
     return bootstrap_interval(lambda samples: slowdown(samples[0]), pairs)

@@ -1,7 +1,6 @@
 """Creates a virtual network: one namespace per node, a bridge, and links with a rate limit in both directions.
 
-Invariant: the names of all parts start with the run's name. All parts are removed when the context ends, also after an
-error.
+Names start with the run's name. Everything is removed when the context ends, also after an error.
 """
 
 from __future__ import annotations
@@ -14,21 +13,15 @@ from benchmarks.errors import BenchmarkFailed
 
 SUBNET = "10.77.0"
 SEGMENT_BYTES = "16384"
-"""Largest segment in bytes that TCP sends over a link.
-
-It is smaller than the burst that the shaper of the link accepts. A larger segment would be split by the shaper, which
-costs CPU time that the benchmark would measure.
-"""
+"""Largest TCP segment, below the shaper's burst. Splitting larger ones would cost CPU time."""
 CONGESTION = "cubic"
-"""TCP congestion control of the nodes: cubic, the default of the kernel and of EC2's images.
-
-The benchmark sets it, because the machine may use a different algorithm. BBR, for example, leaves the link idle every
-ten seconds. With BBR, one iteration in twenty took 20 to 90 ms longer, with and without checkpoints.
+"""The default of the kernel and EC2's images. With BBR, one iteration in twenty took 20 to 90 ms longer, because it
+leaves the link idle every ten seconds.
 """
 
 
 class Network:
-    """Virtual nodes 0 … n-1. Node i has the address `address(i)` and the namespace `namespace(i)`."""
+    """Virtual nodes 0 … n-1."""
 
     def __init__(self, nodes: int, link_megabits: int) -> None:
         self._nodes = nodes
@@ -36,12 +29,11 @@ class Network:
         self._name = f"ev{os.getpid()}"
 
     def namespace(self, node: int) -> str:
-        """Return the name of a node's namespace, for `ip netns exec`."""
+        """Return a node's namespace for `ip netns exec`."""
         return f"{self._name}n{node}"
 
     @staticmethod
     def address(node: int) -> str:
-        """Return the IP address of the node with this index."""
         return f"{SUBNET}.{node + 1}"
 
     def __enter__(self) -> Network:
@@ -88,7 +80,7 @@ class Network:
             _run("tc", "qdisc", "add", "dev", port, *shape)
 
     def remove(self) -> None:
-        """Remove the network. Parts that do not exist are ignored."""
+        """Remove the network. Missing parts are ignored."""
         for node in range(self._nodes):
             subprocess.run(["ip", "link", "del", f"{self._name}v{node}"], capture_output=True, check=False)
             subprocess.run(["ip", "netns", "del", self.namespace(node)], capture_output=True, check=False)

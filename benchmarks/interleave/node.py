@@ -2,13 +2,9 @@
 
     python -m benchmarks.interleave.node CASE.json NODE DIRECTORY
 
-The product's function `worker.replication.streams.send_chunks` sends the bytes of snapshots, in one stream per holder.
-The product's pacers delay the chunks. If the idle time is too short for a snapshot of every step, the product's budget
-selects the steps (`budgeted`). The benchmark omits handshake, slots, capture, digests, resumption and rounds. The
-receiving node acknowledges each complete transfer.
-
-In GEMINI, the holder copies each chunk out of its receive buffer before the next chunk arrives. In the benchmark, a
-timed wait as long as the transfer of the chunk replaces this copy.
+`worker.replication.streams.send_chunks` sends snapshots, one stream per holder, delayed by the product's pacers.
+`budgeted` selects steps if idle time is too short. Handshake, slots, capture, digests, resumption and rounds are
+omitted. A timed wait replaces GEMINI's copy out of the receive buffer.
 """
 
 from __future__ import annotations
@@ -53,12 +49,12 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The bytes of a snapshot or of a part of it, in the form that `send_chunks` needs."""
+    """Bytes for `send_chunks`."""
 
     memory: memoryview
 
     def payload(self, start: int = 0, end: int | None = None) -> memoryview:
-        """Return the bytes `start` to `end` of the snapshot (`send_chunks` calls this)."""
+        """Return the bytes `start` to `end`."""
         return self.memory[start:end]
 
 
@@ -82,7 +78,7 @@ class Node:
         self.acknowledged: dict[int, asyncio.Future[None]] = {}
 
     def listen(self) -> socket.socket:
-        """Accept connections from every node that sends its copies to this node. Each connection has its own thread."""
+        """Accept connections from every node that sends its copies here, with a thread each."""
         listener = socket.create_server((Network.address(self.index), PORT))
 
         def accept() -> None:
@@ -96,10 +92,7 @@ class Node:
         return listener
 
     def receive(self, line: socket.socket) -> None:
-        """Receive each transfer into one buffer, and acknowledge it.
-
-        If the sender requests it, the acknowledgement is delayed by the time of a copy out of the buffer.
-        """
+        """Receive and acknowledge transfers, on request after the time of a copy out of the buffer."""
         place = memoryview(bytearray(max(CHUNK_BYTES, self.case.state_bytes)))
         rate = self.case.link_bytes_per_second
         with line:
@@ -130,7 +123,7 @@ class Node:
             threading.Thread(target=self.hear, args=(line, loop), daemon=True).start()
 
     def hear(self, line: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
-        """Receive the acknowledgements of one holder. A thread for each holder's connection runs this method."""
+        """Receive one holder's acknowledgements, in a thread of its own."""
         with contextlib.suppress(OSError, RuntimeError):  # the holder closes the connection at the end of the run
             while data := line.recv(ACKNOWLEDGEMENT.size, socket.MSG_WAITALL):
                 (transfer,) = ACKNOWLEDGEMENT.unpack(data)
@@ -139,14 +132,10 @@ class Node:
     async def transfer(
         self, copy: int, data: State, pacer: Pacer | None, *, is_copied: bool = False, counting: NodePacer | None = None
     ) -> None:
-        """Send bytes to a holder, and wait for the holder's acknowledgement.
+        """Send bytes to a holder, and wait for the acknowledgement.
 
-        Args:
-            copy: index of the holder's connection.
-            data: the bytes to send.
-            pacer: delays each piece of the bytes; None sends all pieces at once.
-            counting: counts the transfer, and learns the link's rate if the transfer has no pacer.
-            is_copied: True if the holder delays its acknowledgement by the time of a copy out of its buffer.
+        `pacer` None sends all pieces at once. `counting` counts the transfer, and learns the link's rate from one
+        without a pacer. `is_copied`: the holder delays its acknowledgement by the time of a copy.
         """
         self.transfers += 1
         number = 2 * self.transfers + is_copied
@@ -170,10 +159,7 @@ class Node:
         del self.acknowledged[number]
 
     async def probe(self) -> None:
-        """Measure the link's rate while all nodes send at the same time, as in training.
-
-        The result is the best of a few trials, because delays of the CPU only reduce the measured rate.
-        """
+        """Measure the link's rate while all nodes send: the best of a few trials, because delays only reduce it."""
         now = asyncio.get_running_loop().time
         rates = []
         for _ in range(PROBES):
@@ -208,11 +194,7 @@ class Node:
             await self.transfer(copy, State(self.state), self.budgeted.pacer, counting=self.budgeted.node_pacer)
 
     async def send_planned(self, scheme: Scheme, at: float) -> None:
-        """Send the chunks of GEMINI's Algorithm 2 at their planned times.
-
-        A chunk is sent after the holder has copied the previous chunk out of its buffer, so a delay also delays later
-        chunks.
-        """
+        """Send the chunks of GEMINI's Algorithm 2 at their planned times, after the holder has copied earlier ones."""
         now = asyncio.get_running_loop().time
         for chunk in self.plan(scheme):
             await asyncio.sleep(at + chunk.begin_seconds - now())
@@ -277,10 +259,7 @@ class Node:
         self.sending = asyncio.create_task(work())
 
     def begins(self, scheme: Scheme, at: float, *, is_sending: bool) -> bool:
-        """Return True if a snapshot begins at the end of this iteration.
-
-        No snapshot begins while the previous snapshot is still being sent.
-        """
+        """Return whether a snapshot begins after this iteration, which needs the end of the previous snapshot."""
         if self.budgeted is not None and scheme is Scheme.EVERSTEP:
             return self.budgeted.boundary(at, is_sending=is_sending)
         if self.budgeted is not None and self.profile is None:

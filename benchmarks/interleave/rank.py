@@ -1,9 +1,6 @@
 """Runs a rank of the benchmark's training: timed waits in place of computation, and real gloo collectives.
 
-    python -m benchmarks.interleave.rank CASE.json NODE FD OUT.json
-
-FD is the file descriptor of a socket to the node's agent. Every rank runs the same program. The barrier at the end of
-an iteration replaces the optimizer step.
+python -m benchmarks.interleave.rank CASE.json NODE FD OUT.json
 """
 
 from __future__ import annotations

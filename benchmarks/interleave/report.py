@@ -1,7 +1,4 @@
-"""Computes the verdicts, page and picture of the interleave benchmark. The functions are pure.
-
-A verdict says whether a measured value meets its limit (`benchmarks.measures.Verdict`).
-"""
+"""Computes the verdicts, page and picture of the interleave benchmark. The functions are pure."""
 
 from __future__ import annotations
 
@@ -33,18 +30,12 @@ class Run(BenchmarkRun):
 
 
 def judged(run: Run, figure: Figure) -> Row:
-    """Return the row of one case (the settings of one measurement), with the verdict whether the case meets its limit.
-
-    If the machine was busy, the verdict is inconclusive.
-    """
+    """Return the row of one case. On a busy machine, the verdict is inconclusive."""
     return without_verdicts([judge(figure)])[0] if run.is_busy else judge(figure)
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the text for each placeholder of the template of this benchmark's page.
-
-    If a text is None, the page omits the paragraph, item or section with this placeholder (`benchmarks.page`).
-    """
+    """Return the text for each placeholder of the template of this benchmark's page."""
     first, case = run.figures[0], run.figures[0].case
     return {
         "machine": run.machine.words("torch"),

@@ -1,4 +1,4 @@
-"""Runs one case (one measurement) of the benchmark: starts its network and nodes, and removes them afterwards."""
+"""Runs one case: starts its network and nodes, and removes them afterwards."""
 
 from __future__ import annotations
 
@@ -21,24 +21,13 @@ START_SECONDS = 60.0
 
 
 def patience_seconds(case: Case) -> float:
-    """Return the time limit of a case: three times the undisturbed duration of its iterations."""
+    """Return a case's time limit: three times its undisturbed duration."""
     iteration = sum(case.idle_seconds) + len(case.idle_seconds) * case.collective_seconds
     return START_SECONDS + 3 * iteration * (40 + sum(block.iterations for block in program(case)))
 
 
 def run_case(case: Case, directory: Path) -> Figure:
-    """Run one case (a training job that is measured) from beginning to end.
-
-    Args:
-        case: the case.
-        directory: folder for the case's files; created by this function.
-
-    Returns:
-        The measured values.
-
-    Raises:
-        BenchmarkFailed: a node failed or took too long; the message has the path of the node's log.
-    """
+    """Run one case in a new folder. Raises BenchmarkFailed, with the log's path, if a node failed or took too long."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "case.json"
     write_case(path, case)
@@ -84,7 +73,7 @@ def run_case(case: Case, directory: Path) -> Figure:
 
 
 def _end(nodes: list[subprocess.Popen[bytes]]) -> None:
-    """Kill every node's agent and rank, which are in one process session."""
+    """Kill every node's agent and rank, one process session each."""
     for node in nodes:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(node.pid, signal.SIGKILL)

@@ -1,7 +1,4 @@
-"""Defines the schemes of GEMINI's Figure 16, ways to send snapshots over the network that training uses. No I/O.
-
-Also defines the training job that the benchmark measures under each scheme, and the order of the schemes.
-"""
+"""Defines the schemes of GEMINI's Figure 16, the measured training job, and the order of the schemes. No I/O."""
 
 from __future__ import annotations
 
@@ -12,14 +9,11 @@ from enum import StrEnum
 
 KIB = 1024
 BUFFERS = 4
-"""Number of receive buffers of GEMINI's pipelined scheme."""
+"""Receive buffers of GEMINI's pipelined scheme."""
 BUFFER_BYTES = 256 * KIB
-"""Total size of a node's receive buffers: GEMINI's 128 MiB, reduced by the same factor as the link's rate."""
+"""Bytes of a node's receive buffers: GEMINI's 128 MiB, reduced as the link's rate."""
 MAX_SLOWDOWN = 0.01
-"""The job's `MaxSlowdown` in cases where the idle time is too short for a snapshot of every step.
-
-Everstep has the same default.
-"""
+"""`MaxSlowdown` if idle time is too short for every step. Everstep has the same default."""
 
 
 class Scheme(StrEnum):
@@ -42,7 +36,7 @@ class Scheme(StrEnum):
 
     @property
     def title(self) -> str:
-        """Name of the scheme in the report."""
+        """Name in the report."""
         return {
             Scheme.NONE: "no checkpoint",
             Scheme.BLOCKING: "blocking",
@@ -54,64 +48,58 @@ class Scheme(StrEnum):
 
     @property
     def delays_update(self) -> bool:
-        """True if training waits at the end of an iteration until the whole snapshot is sent, as in GEMINI's paper.
-
-        Under the other schemes, the rest of the snapshot is sent during the next iteration.
-        """
+        """Whether training waits at the end of an iteration for the whole snapshot, as in GEMINI's paper."""
         return self in (Scheme.SINGLE, Scheme.UNPIPELINED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """The settings of one measurement: nodes, training job, network, and the schemes (ways to send snapshots)."""
+    """The settings of one measurement."""
 
     name: str
     nodes: int = 4
     copies: int = 2
-    """Number of copies of a snapshot, including the owner's: m in GEMINI's paper."""
+    """Copies with the owner's: m in GEMINI's paper."""
     state_kib: int = 1536
-    """Size of one node's snapshot in KiB. Each holder receives a copy of this size."""
+    """One node's snapshot, and each copy."""
     schemes: tuple[Scheme, ...] = (Scheme.NONE, Scheme.BLOCKING, Scheme.UNIFORM, Scheme.EVERSTEP)
     idle_seconds: tuple[float, ...] = (0.045, 0.016, 0.022, 0.016, 0.035, 0.026)
-    """Duration of the computation before each collective; a timed wait replaces the computation."""
+    """Seconds of the computation before each collective, a timed wait."""
     collective_seconds: float = 0.04
-    """Duration of each collective in seconds while no snapshot is being sent."""
+    """Duration while no snapshot is being sent."""
     link_megabits: int = 200
     blocks: int = 9
     block_iterations: int = 5
     is_crowded: bool = False
-    """True if a snapshot takes longer than the idle time. Everstep's budget then selects the steps to snapshot."""
+    """A snapshot takes longer than the idle time, so Everstep's budget selects the steps."""
     settle_iterations: int = 0
-    """Unmeasured iterations under Everstep, in which the budget learns the cost of a snapshot."""
+    """Iterations before the measurement, in which the budget learns the cost of a snapshot."""
 
     @property
     def state_bytes(self) -> int:
-        """Size in bytes of one node's snapshot, of which each holder receives a copy."""
+        """One node's snapshot."""
         return self.state_kib * KIB
 
     @property
     def link_bytes_per_second(self) -> float:
-        """Rate limit of a link in bytes per second, headers included."""
+        """Rate limit, headers included."""
         return self.link_megabits * 1e6 / 8
 
     @property
     def collective_bytes(self) -> int:
-        """Bytes of an all-reduce that takes `collective_seconds`.
-
-        A ring of n nodes sends 2 (n - 1) / n of these bytes over each link.
-        """
+        """Bytes of an all-reduce of `collective_seconds`. A ring of n nodes sends 2 (n - 1) / n of them per link."""
         # The factor 0.94 leaves room for the headers of Ethernet, IP and TCP.
         carried = self.collective_seconds * self.link_bytes_per_second * 0.94
         return int(carried * self.nodes / (2 * (self.nodes - 1))) // 4 * 4
 
     def holders(self, node: int) -> list[int]:
-        """Return the nodes that hold `node`'s copies: the next nodes in a ring."""
+        """Return the next nodes in the ring."""
         return [(node + step) % self.nodes for step in range(1, self.copies)]
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive iterations under one scheme (rule for sending snapshots). The first iteration is not measured."""
+    """Iterations under one scheme, the first of which is not measured."""
 
     scheme: Scheme
     iterations: int
@@ -119,11 +107,7 @@ class Block:
 
 
 def program(case: Case, seed: int = 7) -> list[Block]:
-    """Return the order in which a measurement (case) runs the schemes, as blocks of iterations with one scheme each.
-
-    Every rank computes the same list. Every scheme has one block before any scheme has its next block. The order of
-    the schemes varies.
-    """
+    """Return the same blocks on every rank. Each round has one block of every scheme, in varying order."""
     rng = random.Random(seed)
     blocks = [Block(Scheme.EVERSTEP, case.settle_iterations, is_measured=False)] if case.settle_iterations else []
     for _ in range(case.blocks):

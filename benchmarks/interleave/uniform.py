@@ -1,4 +1,4 @@
-"""Contains the pacer (the rule for when chunks are sent) of the compared scheme UNIFORM: a constant rate."""
+"""Contains the pacer of the compared scheme UNIFORM: a constant rate."""
 
 from __future__ import annotations
 
@@ -11,14 +11,9 @@ from worker.replication.pacing import SHORT_SECONDS
 
 
 class UniformPacer:
-    """Delays the pieces of a transfer, so that the node sends at a constant rate, whatever training does.
+    """Delays pieces, so that the node sends at a constant rate. Unused time is lost.
 
-    If the sender pauses, the unused time is lost: later pieces are not sent faster.
-
-    Args:
-        bytes_per_second: rate of the node: bytes of all copies of a snapshot ÷ intended seconds of sending them.
-        chunk_bytes: size of a piece.
-        clock: returns the time of the event loop's clock, for calls from other threads.
+    `bytes_per_second` is of all copies together. `clock` is the event loop's, for calls from other threads.
     """
 
     def __init__(self, bytes_per_second: float, chunk_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,10 +25,7 @@ class UniformPacer:
         self._lock = threading.Lock()
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait until all earlier pieces are sent at the constant rate.
-
-        Then the caller may send its piece (see `Pacer`).
-        """
+        """Wait until all earlier pieces are sent at the constant rate (see `Pacer`)."""
         now = asyncio.get_running_loop().time
         async with self._turn:
             begin = max(now(), self._free_at)
@@ -42,9 +34,9 @@ class UniformPacer:
                 self._free_at = begin + bytes_count / self._rate
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve the time at which the next piece is sent, if the wait is within `SHORT_SECONDS` (see `Pacer`).
+        """Reserve the next piece's time, and return the seconds to wait.
 
-        Return the seconds to wait. Return None, without a reservation, if the wait is longer.
+        None, without a reservation, beyond `SHORT_SECONDS`.
         """
         with self._lock:
             now = self._clock()

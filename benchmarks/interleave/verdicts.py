@@ -1,7 +1,4 @@
-"""Computes the verdict on each case: whether Everstep's slowdown of training meets its limit. Pure.
-
-A case is a training job that the interleave benchmark measures.
-"""
+"""Computes the verdict on each case: whether Everstep's slowdown of training meets its limit. Pure."""
 
 from __future__ import annotations
 
@@ -13,25 +10,16 @@ from benchmarks.measures import Verdict
 from benchmarks.rows import Row
 
 SLOWDOWN_LIMIT = 0.015
-"""Limit of Everstep's slowdown in a case whose snapshot fits into the network's idle time.
-
-The upper bound of the slowdown's 95 % interval must not exceed it.
-"""
+"""Limit of the upper bound of the 95 % interval, if a snapshot fits into the idle time."""
 BLOCKING_COST = 0.10
-"""Smallest slowdown of the scheme BLOCKING with which a case can pass or fail.
-
-If BLOCKING costs less, the case cannot show a difference between the schemes.
-"""
+"""If BLOCKING costs less, the case cannot show a difference between the schemes."""
 KEPT_RATIO = 0.95
 LEAST_KEPT = 3
-"""Minimum number of acknowledged snapshots in a case where the budget selects steps (`Case.is_crowded`).
-
-A scheme that keeps fewer snapshots has a small slowdown for this reason alone, so the case misses its limit.
-"""
+"""Acknowledged snapshots if `Case.is_crowded`. Fewer would have a small slowdown for this reason alone."""
 
 
 def judge(figure: Figure) -> Row:
-    """Return by how much Everstep's snapshots slowed training in one case, and whether this meets the limit."""
+    """Return Everstep's slowdown in one case, with its verdict."""
     ours = figure.row(Scheme.EVERSTEP)
     row = Row(
         what=figure.case.name,
@@ -70,8 +58,5 @@ def _verdict(row: Row) -> Verdict:
 
 
 def beats_uniform(figure: Figure) -> bool:
-    """Return True if Everstep's slowdown is surely below that of the scheme UNIFORM.
-
-    This is the case if the confidence intervals of the two slowdowns do not overlap.
-    """
+    """Return whether Everstep's interval of slowdowns lies below UNIFORM's."""
     return figure.row(Scheme.EVERSTEP).high < figure.row(Scheme.UNIFORM).low

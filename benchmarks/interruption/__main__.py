@@ -1,7 +1,4 @@
-"""Command of the interruption benchmark of Everstep, torchrun and torchft: `make bench-recovery`.
-
-`benchmarks.command` documents options and exit codes.
-"""
+"""Command of the interruption benchmark of Everstep, torchrun and torchft: `make bench-recovery`."""
 
 from __future__ import annotations
 
@@ -34,15 +31,15 @@ from infra.local_cloud.up import ClusterOptions
 ENVIRONMENTS = HOME / "venvs"
 PARTS = ("everstep", "torchrun", "torchft", "elastic")
 RACED = ("everstep", "torchrun", "torchft")
-"""Parts whose systems take turns on one cluster."""
+"""Their systems take turns on one cluster."""
 DETECTION_SECONDS = 3.0
 BLACKOUT_SECONDS = 3.0
 BLOCKS = 2
-"""Number of launches of each system. The systems run in the order A B … Z, then Z … B A."""
+"""Launches of each system: A B … Z, then Z … B A."""
 
 
 class Race:
-    """One run of the benchmark: measures all systems and faults in turn, and collects the results."""
+    """Measures all systems and faults in turn, and collects the results."""
 
     def __init__(self, bench: Bench, *, per_block: int, parts: Sequence[str]) -> None:
         self.interruptions: list[Interruption] = []
@@ -55,7 +52,6 @@ class Race:
         self._launches = 0
 
     def run(self) -> None:
-        """Run all measurements, in the order of `BLOCKS`."""
         ddp, zero3 = Job.DDP, Job.ZERO3
         turns: list[tuple[str, Callable[[], None]]] = [
             ("everstep", lambda: self._everstep(ddp, Fault.RANK, Fault.INSTANCE)),
@@ -114,7 +110,7 @@ class Race:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Measure the elastic job on a cluster of its own, then all systems in turn on another cluster."""
+    """Measure the elastic job on a cluster of its own, then all systems in turn on another."""
     per_block = 1 if begun.is_quick else begun.arguments.per_block
     shrinks: list[Shrink] = []
     if "elastic" in begun.parts:
@@ -143,7 +139,6 @@ def _race(begun: Begun, per_block: int) -> Race:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add this benchmark's own option, `--per-block`, to the parser of the command line."""
     parser.add_argument("--per-block", type=int, default=5, help="faults of each kind per launch; default: 5")
 
 

@@ -1,7 +1,4 @@
-"""Runs the compared systems: Everstep, torchrun and torchft.
-
-Each system runs one job, into which the benchmark injects faults repeatedly.
-"""
+"""Runs the compared systems Everstep, torchrun and torchft: one job each, with repeated faults."""
 
 from __future__ import annotations
 
@@ -30,64 +27,53 @@ SCRIPTS = Path(__file__).parent / "rank"
 LOOK_SECONDS = 0.02
 PATIENCE_SECONDS = 60.0
 SAVE_EVERY = 10
-"""Steps between two checkpoints under torchrun.
-
-The benchmark injects each fault right after a checkpoint, so that torchrun loses as few steps as possible.
-"""
+"""Steps between torchrun's checkpoints. Faults follow right after one, so that it loses few steps."""
 HEARTBEAT_MILLISECONDS = 1000
-"""Milliseconds without a heartbeat after which torchft's failure detector considers a replica group lost."""
+"""Milliseconds without a heartbeat, until torchft considers a replica group lost."""
 
 
 class Contender(Protocol):
-    """Interface of a compared system with its running job."""
+    """A compared system with its running job."""
 
     name: str
     job: Job
     is_relaunched: bool
-    """True if the system restarts all ranks after a fault, including the ranks that the fault did not end."""
+    """Whether all ranks restart after a fault."""
     waited_for: Sequence[int]
-    """Ranks that must finish a new step after a fault. The system has then recovered."""
+    """Ranks that must finish a new step before the system has recovered."""
 
     def trace(self) -> list[list[Passed]]:
-        """Return the finished steps that each rank has recorded in its trace file."""
+        """Return the steps in each rank's trace file."""
 
     def settle(self) -> None:
-        """Wait until the system has recovered completely from the last fault and is ready for the next fault."""
+        """Wait until the system has recovered completely from the last fault."""
 
     def pids(self) -> list[int]:
-        """Return the process ids of the ranks, in the order of ranks."""
+        """Return the ranks' process ids."""
 
     def hurt(self, fault: Fault) -> None:
-        """Inject the fault: end rank 1, or the node on which rank 1 runs."""
+        """Inject the fault: end rank 1, or its node."""
 
     def phases(self) -> dict[str, float]:
-        """Return the seconds of each phase of the newest incident; empty for systems other than Everstep."""
+        """Return the newest incident's seconds per phase; empty except for Everstep."""
 
     def revive(self) -> None:
-        """Restart the job, because the system has not recovered from a fault in time.
-
-        Raises:
-            BenchmarkFailed: the system is Everstep, whose failure to recover is a defect.
-        """
+        """Restart the job after a missing recovery. Raises BenchmarkFailed for Everstep, because that is a defect."""
 
 
 def traced(folder: Path) -> list[list[Passed]]:
-    """Return the finished steps in each rank's trace file; empty for a rank that has not started."""
+    """Return the steps in each rank's trace file; empty before its start."""
     files = [folder / f"rank{rank}" for rank in range(RANKS)]
     return [parse(file.read_text()) if file.exists() else [] for file in files]
 
 
 def rank_pids(folder: Path) -> list[int]:
-    """Return the process ids of the newest launch's ranks."""
+    """Return the process ids of the newest launch."""
     return [int((folder / f"rank{rank}.pid").read_text()) for rank in range(RANKS)]
 
 
 def wait(what: str, arrived: Callable[[], bool], *, check: Callable[[], None] = lambda: None) -> None:
-    """Poll until `arrived` returns True, and call `check` in each poll.
-
-    Raises:
-        BenchmarkFailed: the condition does not hold within `PATIENCE_SECONDS`.
-    """
+    """Poll until `arrived` is True, with `check` in each poll. Raises BenchmarkFailed after `PATIENCE_SECONDS`."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not arrived():
         check()
@@ -97,7 +83,7 @@ def wait(what: str, arrived: Callable[[], bool], *, check: Callable[[], None] = 
 
 
 class UnderEverstep:
-    """Everstep: a job on two nodes of a local cluster that also has a spare. Both nodes hold a copy of every step."""
+    """Everstep: a job on two nodes of a local cluster with a spare. Both hold every step."""
 
     name = "Everstep"
     is_relaunched = True
@@ -124,7 +110,7 @@ class UnderEverstep:
 
     @property
     def handle(self) -> BenchJob:
-        """The submitted job, through which the benchmark reads the job's state from the API."""
+        """The submitted job."""
         return self._job
 
     def trace(self) -> list[list[Passed]]:
@@ -158,11 +144,7 @@ class UnderEverstep:
         }
 
     def rehearse(self, *, is_first: bool) -> Rehearsed:
-        """Let the ranks rehearse, and return what the job reports.
-
-        Raises:
-            BenchmarkFailed: the steps were not repeated exactly.
-        """
+        """Let the ranks rehearse. Raises BenchmarkFailed if the steps were not repeated exactly."""
         before = self._job.describe().get("RehearsalResult")
         self._bench.client.rehearse_training_job(TrainingJobName=self._job.name)
         seen = self._job.wait(
@@ -178,13 +160,12 @@ class UnderEverstep:
         raise BenchmarkFailed(f"job {self._job.name} has not recovered from the fault")
 
     def stop(self) -> None:
-        """End the job."""
         self._bench.client.stop_training_job(TrainingJobName=self._job.name)
         self._job.wait("its end", lambda seen: seen["TrainingJobStatus"] in ENDED)
 
 
 class UnderTorchrun:
-    """torchrun: two torchrun agents, as on two nodes, which find each other through torch's rendezvous."""
+    """torchrun: two agents, as on two nodes, which meet through torch's rendezvous."""
 
     is_relaunched = True
     waited_for = tuple(range(RANKS))
@@ -201,15 +182,11 @@ class UnderTorchrun:
         self._launchers: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """Start the torchrun agents of both nodes."""
         self._port = ReservedPort()
         self._launchers = [self._launch(), self._launch()]
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        """Start the torchrun agent of one node in a new process session.
-
-        The end of a node is simulated by killing this session.
-        """
+        """Start the agent of one node in a new process session, whose kill simulates the node's end."""
         rendezvous = [
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint=127.0.0.1:{self._port.number}",
@@ -268,7 +245,6 @@ class UnderTorchrun:
             raise BenchmarkFailed(f"{self.name} ended by itself; see {self._folder}/torchrun.log")
 
     def stop(self) -> None:
-        """End all processes of the job."""
         for launcher in reversed(self._launchers):
             _end(launcher)
         if self._launchers:
@@ -276,10 +252,7 @@ class UnderTorchrun:
 
 
 class UnderTorchft:
-    """torchft: two replica groups, and torchft's lighthouse, which detects silent groups.
-
-    The benchmark restarts a killed group immediately. The other group continues to train.
-    """
+    """torchft: two replica groups and a lighthouse, which detects silent groups. A killed group restarts at once."""
 
     name = "torchft"
     job = Job.DDP
@@ -294,7 +267,6 @@ class UnderTorchft:
         self._port: ReservedPort
 
     def start(self) -> None:
-        """Start torchft's lighthouse and both replica groups."""
         self._port = ReservedPort()
         options = [
             "--min_replicas",
@@ -353,7 +325,6 @@ class UnderTorchft:
         return {}
 
     def stop(self) -> None:
-        """End all processes of the job."""
         for process in (*self._replicas, *([self._lighthouse] if self._lighthouse else [])):
             _end(process)
         if self._lighthouse:
@@ -371,7 +342,7 @@ def source(directory: Path) -> Path:
 
 @contextlib.contextmanager
 def running(contender: UnderTorchrun | UnderTorchft) -> Iterator[None]:
-    """Start a system, and end all its processes after the `with` block, also after an error."""
+    """Start a system, and end all its processes after the `with` block."""
     try:
         contender.start()
         yield

@@ -1,7 +1,7 @@
 """Measures how long a job without a spare stands still when it continues on one node fewer.
 
-The job is the demo's: the example `examples/char_gpt` on four nodes, trained with DeepSpeed ZeRO-3. AWS launches no
-replacement of the terminated node until the measurement is over. Then the job grows back for the next measurement.
+The demo's job (`examples/char_gpt` with ZeRO-3) runs on four nodes. AWS launches no replacement until the measurement
+is over. Then the job grows back.
 """
 
 from __future__ import annotations
@@ -18,31 +18,24 @@ from infra.local_cloud.fault_kinds import Capacity, Terminate
 
 NODES = 4
 FIRST_STEPS = 5
-"""Number of steps that a launch must have committed before the next measurement begins."""
+"""Steps that a launch commits before the next measurement."""
 BATCH, GLOBAL_BATCH = 2, 24
-"""Samples that a rank processes at once, and samples of all ranks together in an optimizer step.
-
-The samples of a step can be divided evenly among 4 ranks and among 3 ranks.
-"""
+"""Samples of a rank at once, and of all ranks per step: divisible by 4 and by 3 ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shrink:
-    """One loss of a node after which the job continued on fewer nodes."""
+    """One loss of a node."""
 
     verdict_seconds: float
-    """Seconds from the termination until the service opened the incident."""
+    """Seconds from the termination until the incident opened."""
     seconds: float
-    """Seconds from the opening of the incident until every rank of the smaller job had finished a new step."""
+    """Seconds from the incident until every rank of the smaller job had finished a new step."""
     lost_steps: int
 
 
 def measure(bench: Bench, count: int) -> Iterator[Shrink]:
-    """Let one job shrink and grow back `count` times.
-
-    Raises:
-        BenchmarkFailed: the job did not continue on fewer nodes, or did not grow back.
-    """
+    """Let one job shrink and grow back `count` times. Raises BenchmarkFailed if it did not."""
     trace = bench.directory / "traces" / "elastic"
     trace.mkdir(parents=True)
     job = bench.submit(
@@ -80,10 +73,7 @@ def measure(bench: Bench, count: int) -> Iterator[Shrink]:
 
 
 def _settled(job: BenchJob, nodes: int = NODES, above: int = 0) -> int:
-    """Wait until a launch on `nodes` nodes has committed some steps, and return its generation.
-
-    `above`: only a later generation than this one counts.
-    """
+    """Wait until a launch on `nodes` nodes after generation `above` has committed steps, and return its generation."""
 
     def trains(seen: dict[str, Any]) -> bool:
         is_wanted = seen["Generation"] > above and seen.get("GenerationNodeCount") == nodes

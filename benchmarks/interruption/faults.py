@@ -19,32 +19,29 @@ from infra.local_cloud.processes import descendants
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """Measured values of a silent node: all its processes are frozen, while EC2 reports the instance as running."""
+    """A node with frozen processes, which EC2 reports as running."""
 
     verdict_seconds: float
-    """Seconds from the freezing of the node's processes until the service opened an incident."""
+    """Seconds from the freeze until an incident opened."""
     detection_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blackout:
-    """Measured values of a time without a control plane: the benchmark kills it during training and restarts it."""
+    """A time without a control plane."""
 
     seconds: float
-    """Seconds during which no control plane ran."""
+    """Seconds without a control plane."""
     lost_steps: int
     restarted_ranks: int
     steps: int
-    """Number of steps that the ranks finished while no control plane ran."""
+    """Steps that the ranks finished in this time."""
 
 
 def interrupt(contender: Contender, fault: Fault) -> Interruption:
-    """Cause one fault and wait until training continues.
+    """Cause one fault and wait until training continues. Restart torchrun or torchft after `PATIENCE_SECONDS`.
 
-    If torchrun or torchft does not recover within `PATIENCE_SECONDS`, this function restarts it.
-
-    Raises:
-        BenchmarkFailed: Everstep does not recover.
+    Raises BenchmarkFailed if Everstep does not recover.
     """
     contender.settle()
     pids = contender.pids()
@@ -80,10 +77,7 @@ def interrupt(contender: Contender, fault: Fault) -> Interruption:
 
 
 def silence(bench: Bench, contender: UnderEverstep, detection_seconds: float) -> Silence:
-    """Freeze all processes of rank 1's node, and wait until the service opens an incident.
-
-    Then terminate the instance, so that the fleet replaces it.
-    """
+    """Freeze rank 1's node until an incident opens. Then terminate it, so that the fleet replaces it."""
     contender.settle()
     seen = contender.handle.describe()
     node, incidents = seen["NodeIds"][1], seen["IncidentCount"]
@@ -99,8 +93,7 @@ def silence(bench: Bench, contender: UnderEverstep, detection_seconds: float) ->
 def blackout(bench: Bench, contender: UnderEverstep, *, seconds: float) -> Blackout:
     """Kill the control plane during training, and start it again after `seconds`.
 
-    Return the number of steps that ranks finished in this time. Also return how many steps were lost and how many ranks
-    restarted after the control plane's start; both should be 0.
+    Return the steps finished meanwhile, and the lost steps and restarted ranks afterwards, which should be 0.
     """
     contender.settle()
     before, pids = contender.handle.describe(), contender.pids()
@@ -120,7 +113,7 @@ def blackout(bench: Bench, contender: UnderEverstep, *, seconds: float) -> Black
 
 @contextmanager
 def _frozen(bench: Bench, node: str) -> Iterator[None]:
-    """Stop every process of an instance with SIGSTOP for the `with` block. Then send SIGCONT to each process."""
+    """SIGSTOP every process of an instance for the `with` block, then SIGCONT."""
     init = bench.cluster.instances().get(node)
     if init is None:
         raise BenchmarkFailed(f"{node} does not run")
@@ -135,7 +128,7 @@ def _frozen(bench: Bench, node: str) -> Iterator[None]:
 
 
 def repeated(what: Callable[[], Interruption], count: int, say: Callable[[str], None]) -> list[Interruption]:
-    """Repeat a measurement, print each result, and return the results."""
+    """Repeat a measurement, and print and return the results."""
     found = []
     for number in range(count):
         each = what()

@@ -1,4 +1,4 @@
-"""Computes the time and the steps that a failure costs from the ranks' traces. The functions are pure."""
+"""Computes the time and the steps that a failure costs from the ranks' traces. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ from benchmarks.traces import Passed
 
 
 class Fault(StrEnum):
-    """A kind of fault that the benchmark injects.
-
-    - RANK: a rank is killed.
-    - INSTANCE: a node ends with all its processes. A replacement node is available immediately.
-    """
+    """A kind of fault: a rank is killed, or a node ends with all its processes and has a replacement at once."""
 
     RANK = "rank killed"
     INSTANCE = "instance terminated"
 
 
 class Job(StrEnum):
-    """A kind of training job that the benchmark interrupts: the library that distributes its model over the ranks."""
+    """The library that distributes the interrupted model."""
 
     DDP = "DDP"
     ZERO3 = "DeepSpeed ZeRO-3"
@@ -29,63 +25,52 @@ class Job(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """One failure, with the time and the steps that it cost."""
+    """One failure with its cost."""
 
     system: str
     job: Job
     fault: Fault
     seconds: float
-    """Seconds from the fault until every rank that must continue (`Contender.waited_for`) has finished a new step."""
+    """Seconds until every rank in `Contender.waited_for` has finished a new step."""
     lost_steps: int
-    """Steps that had finished before the fault and were repeated after it."""
+    """Steps finished before the fault and repeated after it."""
     came_back: bool = True
-    """True if the system recovered in time. False if the benchmark had to restart its job."""
+    """False if the benchmark had to restart the job."""
     stopped_seconds: float | None = None
-    """Seconds from the fault until all ranks of the old launch had ended, including the ranks that the fault did not
-    end.
-
-    None if the system does not restart these ranks.
-    """
+    """Seconds until all ranks of the old launch had ended. None if the system does not restart them."""
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of each phase of the incident; empty for systems that record no phases."""
+    """Seconds by phase of the incident; empty for systems without phases."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """One rehearsal, in which the ranks of a job restarted and repeated some steps."""
+    """One rehearsal."""
 
     job: Job
     is_first: bool
-    """True for the first rehearsal of a launch, whose ranks came from a process with the imported libraries."""
+    """The first of a launch, whose ranks came from a warm process."""
     seconds: float
-    """The longest time for which a rank did not train."""
+    """Longest time in which a rank did not train."""
     steps: int
     """Number of repeated steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The moment at which training continued after a fault."""
+    """The time at which training continued after a fault."""
 
     at: float
-    """Monotonic seconds at which the last rank finished its first new step."""
+    """Monotonic end of the last rank's first new step."""
     lost_steps: int
 
 
 def resumed(
     ranks: Sequence[Sequence[Passed]], hurt_at: float, *, waited_for: Collection[int], is_relaunched: bool
 ) -> Resumed | None:
-    """Return when training continued after a fault, or None if it has not continued yet.
+    """Return when the last rank in `waited_for` finished its first new step, and the repeated steps; None before.
 
-    Args:
-        ranks: each rank's trace. Their field `Passed.generation` contains the time at which the rank's process started,
-            in monotonic milliseconds.
-        hurt_at: monotonic seconds of the fault.
-        waited_for: ranks that must finish a new step.
-        is_relaunched: True if the system restarts all ranks. Otherwise, ranks that the fault did not end continue.
-
-    Returns:
-        The time at which the last rank in `waited_for` finished its first new step, and the number of repeated steps.
+    `Passed.generation` is the start of the rank's process in monotonic milliseconds, `hurt_at` the fault in seconds.
+    Without `is_relaunched`, ranks that the fault did not end continue.
     """
 
     def is_old(passed: Passed) -> bool:

@@ -1,4 +1,4 @@
-"""Computes the table rows, page and picture of the interruption benchmark. The functions are pure."""
+"""Computes the table rows, page and picture of the interruption benchmark. Pure."""
 
 from __future__ import annotations
 
@@ -16,21 +16,18 @@ from benchmarks.rows import Row, limits, table, without_verdicts
 
 PICTURE = "Seconds from a fault to the next new step"
 STEP_SECONDS = 0.1
-"""Minimal duration of a step: same value as in `rank/work.py`, which this module cannot import."""
+"""Value of `rank/work.py`, which this module cannot import."""
 PHASES = ("detect", "replace", "restore", "rework")
 STOPPED_SECONDS = 0.1
 LOST_STEPS = 2
 VERDICT_MARGIN_SECONDS = 1.0
 SHRINK_SECONDS = 10.0
-"""Longest allowed time until a job without a spare makes a new step on one node fewer.
-
-The time begins when the control plane opens the incident, because it has concluded that the node is lost.
-"""
+"""Seconds from the incident's opening until a job without a spare makes a step on one node fewer."""
 REHEARSAL_SHARE = 0.001
-"""Share of the expected run that an automatic rehearsal may take."""
+"""Share of the expected run, for an automatic rehearsal."""
 OURS = "Everstep"
 MOST_DRAWN_SECONDS = 9.0
-"""Seconds that the longest bar of the picture shows. A bar for a minute would make all other bars too short to see."""
+"""Seconds of the longest bar. A bar for a minute would make all others too short to see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,23 +42,21 @@ class Run(BenchmarkRun):
 
 
 def of(run: Run, system: str, job: Job, fault: Fault) -> list[Interruption]:
-    """Return the interruptions of one system by one kind of fault."""
     return [each for each in run.interruptions if (each.system, each.job, each.fault) == (system, job, fault)]
 
 
 def median_seconds(found: Sequence[Interruption]) -> float:
-    """Return the median duration of the interruptions in seconds."""
     return statistics.median(each.seconds for each in found)
 
 
 def rows(run: Run) -> list[Row]:
-    """Return one table row for each measured value that has a limit, with the verdict whether it meets the limit."""
+    """Return one row per value with a limit."""
     found = [row for row in _goals(run).values() if row is not None]
     return without_verdicts(found) if run.is_busy else found
 
 
 def unmeasured(run: Run) -> list[str]:
-    """Return the names of the values that have a limit and were not measured; empty after a complete run."""
+    """Return the values with a limit that were not measured."""
     return [
         *(what for what, row in _goals(run).items() if row is None),
         *([] if run.rehearsals else ["rehearsals"]),
@@ -145,10 +140,7 @@ def _row(
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the text for each placeholder of the template of this benchmark's page.
-
-    If a text is None, the page omits the paragraph, item or section with this placeholder (`benchmarks.page`).
-    """
+    """Return the text for each placeholder of the template of this benchmark's page."""
     return {
         "machine": run.machine.words("torch", "deepspeed"),
         "step_seconds": f"{STEP_SECONDS:g}",
@@ -216,13 +208,13 @@ def _phases(run: Run) -> str | None:
 
 
 def _shrinks(run: Run) -> str | None:
-    """Return the table of jobs that continued on fewer nodes, with one line per lost node; None without a lost node."""
+    """Return the table of jobs on fewer nodes, or None."""
     body = [[f"{each.verdict_seconds:.2f}", f"**{each.seconds:.2f}**", str(each.lost_steps)] for each in run.shrinks]
     return table(("loss → verdict, s", "verdict → next new step, s", "steps made again"), body) if body else None
 
 
 def _rehearsals(run: Run) -> str | None:
-    """Return the table of rehearsals, with one line per job and kind; None without a rehearsal."""
+    """Return the table of rehearsals, or None."""
     body = []
     kinds = {(each.job, each.is_first) for each in run.rehearsals}
     for job, is_first in sorted(kinds, key=lambda kind: (not kind[1], kind[0])):
@@ -236,10 +228,7 @@ def _rehearsals(run: Run) -> str | None:
 
 
 def draw(run: Run) -> str:
-    """Return the SVG document: median interruptions by job and fault, a bar per system.
-
-    Everstep's bars are split into phases.
-    """
+    """Return the SVG of median interruptions by job and fault, a bar per system, Everstep's split into phases."""
     drawn: dict[str, list[Bar]] = {}
     for job, fault, system in _kinds(run):
         found = of(run, system, job, fault)

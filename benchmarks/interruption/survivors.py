@@ -11,11 +11,7 @@ from collections.abc import Collection, Iterator
 
 @contextlib.contextmanager
 def watched(pids: Collection[int]) -> Iterator[list[int]]:
-    """Open pidfds of running processes for the `with` block; processes that have ended are skipped.
-
-    Yields:
-        The pidfds.
-    """
+    """Yield pidfds of those processes that still run, for the `with` block."""
     descriptors = []
     try:
         for pid in pids:
@@ -28,11 +24,7 @@ def watched(pids: Collection[int]) -> Iterator[list[int]]:
 
 
 def last_gone_at(descriptors: Collection[int], *, timeout_seconds: float) -> float | None:
-    """Wait until all processes have ended to which these pidfds refer.
-
-    Returns:
-        Monotonic seconds at which the last process ended; None if a process still runs after `timeout_seconds`.
-    """
+    """Return the monotonic time at which the last process ended; None if one still runs after `timeout_seconds`."""
     poll, left = select.poll(), set(descriptors)
     for descriptor in left:
         poll.register(descriptor, select.POLLIN)

@@ -14,7 +14,7 @@ from benchmarks.parity.report import MIB, NAMES, PAGE
 
 STATE_MIB, QUICK_MIB = 128, 64
 STEPS, QUICK_STEPS = 11, 2
-"""Number of steps of each group. The first step is not counted, because the members create their slots in it."""
+"""Steps of each group, the first of which creates the slots and is not counted."""
 GROUPS = 3
 SHARED_MEMORY = "/dev/shm"
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Measure groups of nodes with two copies of each shard and groups with parity in turn, then the XOR of chunks."""
+    """Measure groups with two copies and with parity in turn, then the XOR of chunks."""
     groups = []
     for _ in range(1 if begun.is_quick else GROUPS):
         for has_parity, name in NAMES.items():

@@ -1,7 +1,4 @@
-"""Runs a group of four nodes in one process, whose shards are protected by two copies or by parity.
-
-The benchmark uses Everstep's slots, and Everstep's connections (sessions) between nodes.
-"""
+"""Runs a group of four nodes in one process, with two copies or parity, on Everstep's slots and sessions."""
 
 from __future__ import annotations
 
@@ -45,35 +42,30 @@ ROOM_BYTES = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTimes:
-    """The measurements of one simulated group of nodes, with parity or with copies (`has_parity`)."""
+    """One simulated group."""
 
     has_parity: bool
     state_bytes: int
-    """Bytes of the shard of each member."""
+    """Bytes of each member's shard."""
     step_seconds: tuple[float, ...]
-    """Seconds of each counted step, from the last member's seal until all members have voted."""
+    """Seconds from the last member's seal until all have voted."""
     cpu_seconds: tuple[float, ...]
-    """CPU time of all members during `step_seconds` of each step."""
+    """CPU seconds of all members, per step."""
     memory_ratio: float
-    """Bytes of all slots of all members ÷ bytes of the shards of all members."""
+    """Bytes of all slots ÷ bytes of all shards."""
     sent_ratio: float
-    """Bytes that all members send in one step ÷ bytes of the shards of all members."""
+    """Bytes that all members send per step ÷ bytes of all shards."""
     restore_seconds: float
-    """Seconds in which a new node obtains a lost shard from the other members."""
+    """Seconds in which a new node obtains a lost shard."""
     is_equal: bool
-    """Whether the restored shard equals the lost shard."""
+    """Whether the restored shard equals the lost one."""
 
 
 class Member:
-    """One node of the group, with one rank. It connects to the other members as an agent does."""
+    """One node of the group, with one rank."""
 
     def __init__(self, rank: Rank, *, has_parity: bool) -> None:
-        """Create the node's slots, its shard's state in the commit protocol, and its listening socket.
-
-        Args:
-            rank: the rank on this node.
-            has_parity: True for shares of parity, False for two copies.
-        """
+        """Create the node's slots, its shard's state in the commit protocol, and its listening socket."""
         self.rank, self.node_id = rank, node_of(rank)
         self.store = SlotStore(HeldFiles(), memory_bytes=ROOM_BYTES)
         self.store.open_run(JOB, RUN)
@@ -113,7 +105,7 @@ class Member:
         await kinds[session.opened.kind](session)
 
     def send(self, members: list[Member]) -> None:
-        """Start one sender per peer, for replicas or, with parity, for chunks that the peer XORs into its share."""
+        """Start one sender per peer, for replicas or chunks that the peer XORs into its share."""
         for peer in self.peers:
             sender = ReplicaSender(
                 self.shard,
@@ -126,7 +118,7 @@ class Member:
             self._tasks.append(asyncio.create_task(sender.run()))
 
     async def seal(self, step: Step, payload: bytes) -> None:
-        """Store a step in a slot of this node: reserve the slot, write the payload and seal the slot."""
+        """Reserve a slot, write the payload and seal it."""
         index = await self.store.grant(
             self.rank,
             content(step),
@@ -149,12 +141,12 @@ class Member:
         )
 
     async def voted(self, step: Step) -> None:
-        """Wait until the member has voted ACKED for a step."""
+        """Wait until the member has voted ACKED."""
         while not (self.shard.core.vote is Vote.ACKED and self.shard.core.proposed == step):
             await self.shard.changed.wait(self.shard.changed.version)
 
     async def close(self) -> None:
-        """End this node's senders, and close its listener, its rank's page and its slots."""
+        """End the senders, and close listener, page and slots."""
         await end(*self._tasks)
         await self.listener.close()
         await self.shares.close()
@@ -164,7 +156,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Opens connections to another node of the group: sessions for messages, and streams for chunks (a `Dialler`)."""
+    """A `Dialler` of another node of the group."""
 
     node_id: NodeId
     to: Member
@@ -172,11 +164,9 @@ class Line:
     rank: Rank
 
     async def session(self) -> TcpSession:
-        """Connect to the other node of the parity group, and return the connection for messages (a session)."""
         return await self._dial(self.kind)
 
     async def stream(self, session: Session, number: int) -> socket.socket:  # noqa: ARG002
-        """Open another connection to the other node, which carries the chunks of a session."""
         return (await self._dial("stream", session.opened.nonce)).detach()
 
     async def _dial(self, kind: SessionKind, of: bytes = b"") -> TcpSession:
@@ -198,26 +188,18 @@ def node_of(rank: Rank) -> NodeId:
 
 
 def credentials(node_id: NodeId) -> PeerCredentials:
-    """Return the credentials with which a node proves to the members that it belongs to the generation."""
+    """Return the credentials of a node in the generation."""
     return PeerCredentials(JOB, RUN, GENERATION, node_id, b"k" * 32, silence_seconds=DEADLINE_SECONDS)
 
 
 def content(step: Step) -> Content:
-    """Return the name of a slot's content: the generation and the step."""
     return Content(GENERATION, step)
 
 
 async def measure(
     *, has_parity: bool, state_bytes: int, steps: int, clock: Callable[[], float] = time.perf_counter
 ) -> GroupTimes:
-    """Run a group of members for some steps, then restore the shard of rank 1 on a new node.
-
-    Args:
-        has_parity: True for shares of parity, False for two copies.
-        state_bytes: bytes of each member's shard.
-        steps: number of steps, of which the first is not counted.
-        clock: returns seconds.
-    """
+    """Run a group for `steps`, then restore rank 1's shard on a new node. The first step is not counted."""
     members = [Member(Rank(rank), has_parity=has_parity) for rank in range(MEMBERS)]
     states = {member.rank: bytearray(os.urandom(state_bytes)) for member in members}
     seconds, cpu, sent = [], [], 0
@@ -258,7 +240,7 @@ async def measure(
 
 
 async def _restore(members: list[Member], step: Step, expected: bytes) -> tuple[float, bool]:
-    """Restore the shard of rank 1 on a new node. Return the seconds, and whether the shard has the expected bytes."""
+    """Restore rank 1's shard on a new node. Return the seconds, and whether it has the expected bytes."""
     lost, node_id = members[1], NodeId("i-new")
     store = SlotStore(HeldFiles(), memory_bytes=ROOM_BYTES)
     store.open_run(JOB, RUN)
@@ -305,7 +287,7 @@ async def _restore(members: list[Member], step: Step, expected: bytes) -> tuple[
 
 
 def replace_source(source: ShardSource, records: dict[tuple[Rank, Rank], SlotRecord], lost: Rank) -> ShardSource:
-    """Return the source from which a node rebuilds a lost shard: the shards and shares of all other members."""
+    """Return the source of a lost shard: the shards and shares of all other members."""
     survivors = [Rank(rank) for rank in range(MEMBERS) if rank != lost]
     (named,) = {
         each for rank in survivors for each in records[rank, share_owner(rank)].contributions if each.rank == lost

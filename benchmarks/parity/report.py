@@ -1,7 +1,4 @@
-"""Computes the table rows, verdicts and page of the parity benchmark. The functions are pure.
-
-A verdict says whether a measured value meets its limit (`benchmarks.measures.Verdict`).
-"""
+"""Computes the table rows, verdicts and page of the parity benchmark. The functions are pure."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from benchmarks.parity.xor import GIB, XorTime
 from benchmarks.rows import Row, limits, number, table, without_verdicts
 
 MOST_MEMORY = 2.8
-"""Limit of the bytes of slots per byte of state, in a group of four nodes. With two copies, the value is 4."""
+"""Bytes of slots per byte of state with four nodes; 4 with two copies."""
 MOST_SENT = 1.01
-"""Limit of the bytes that the nodes send per byte of state. With two copies, the value is 1."""
+"""Sent bytes per byte of state; 1 with two copies."""
 MOST_SLOWER = 2.0
-"""Limit of the time from the last seal to the last vote of a step, relative to this time with two copies."""
+"""Time from the last seal to the last vote, relative to two copies."""
 MIB = 1 << 20
 NAMES = {False: "two copies", True: f"parity, group of {MEMBERS}"}
 
@@ -30,7 +27,7 @@ class Run(BenchmarkRun):
     """Measured values of one run of the parity benchmark."""
 
     groups: Sequence[GroupTimes]
-    """Measurements of groups with two copies and groups with parity in turn. All shards have the same size."""
+    """Two copies and parity in turn, with shards of one size."""
     xors: Sequence[XorTime]
 
 

@@ -16,11 +16,11 @@ REPEATS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XorTime:
-    """The measured time of one operation on chunks."""
+    """Times of one operation on chunks."""
 
     name: str
     seconds_per_gib: tuple[float, ...]
-    """Seconds per GiB of each repetition."""
+    """Seconds of each repetition."""
 
 
 def times() -> list[XorTime]:

@@ -20,10 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Measure how long placement takes, and then how long a round takes (the commit of a step).
-
-    In addition, simulate how many steps are committed with an adaptive lead and with constant leads.
-    """
+    """Measure the duration of placement and of a round, and simulate adaptive and constant leads."""
     counts = QUICK_NODES if begun.is_quick else placement.NODES
     shapes = [(count, copies) for count in counts for copies in placement.COPIES]
     plans = [placement.plan_figure(count, copies) for count, copies in shapes]

@@ -1,8 +1,7 @@
 """Compares the commits with the adaptive lead (`worker.core.proposal_lead`) and with constant leads, by simulation.
 
-The simulation makes one proposal at a time. A proposal with a lead of k steps takes k steps. It commits a step, unless
-it is late, that is, reaches a rank after the rank's boundary. Each further step of lead divides the probability of a
-late proposal by ten. In some phases, a proposal with a lead of one step is always late.
+One proposal with a lead of k steps takes k steps, and commits unless it is late. Each further step divides the
+probability of a late one by ten. In some phases, a lead of one step is always late.
 """
 
 from __future__ import annotations
@@ -15,22 +14,20 @@ from worker.core.proposal_lead import Lead
 
 STEPS = 20_000
 PHASE_STEPS = 1_000
-"""Length of a phase in steps."""
+"""Length of a phase."""
 CONSTANT_LEADS = (1, 2, 3)
 SEED = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Describes how often a proposal reaches a rank too late."""
+    """The frequency of late proposals."""
 
     name: str
     lateness: float
-    """Probability that a proposal with a lead of one step is late."""
+    """Probability with a lead of one step."""
     phases: Sequence[int] = (1,)
-    """For each phase, the least lead in steps with which a proposal can be in time. After the last phase, the first
-    phase follows again.
-    """
+    """Least lead that can be in time per phase, repeated."""
 
 
 LOADS = (
@@ -49,16 +46,16 @@ class LeadFigure:
     load: str
     adaptive: float
     constant: dict[int, float]
-    """Commits per step, by the constant lead in steps."""
+    """Commits per step by lead in steps."""
 
     @property
     def ratio(self) -> float:
-        """Commits with the adaptive lead, divided by those with the best constant lead for this load."""
+        """Adaptive ÷ best constant lead."""
         return self.adaptive / max(self.constant.values())
 
 
 def lead_figures(loads: Sequence[Load] = LOADS) -> list[LeadFigure]:
-    """Simulate each load with the adaptive lead and with each constant lead."""
+    """Simulate each load with the adaptive and each constant lead."""
     return [
         LeadFigure(
             load=load.name,

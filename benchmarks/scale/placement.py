@@ -1,6 +1,4 @@
-"""Measures placement, which chooses the holders of all shards, and compares recovery probabilities with values from
-the paper about GEMINI (Wang et al., SOSP '23).
-"""
+"""Measures placement, and compares recovery probabilities with the paper about GEMINI (Wang et al., SOSP '23)."""
 
 from __future__ import annotations
 
@@ -18,67 +16,57 @@ COPIES = (2, 3)
 LOST_NODES = (2, 3, 4, 10, 5000)
 LOST_DOMAINS = (1, 2)
 DOMAIN_NODES = 16
-"""Number of nodes in one failure domain, that is, of nodes that may fail together."""
+"""Nodes per failure domain."""
 CALLS = 5
-"""Number of timed calls of each placement function. Each call is timed separately."""
+"""Number of separately timed calls of each placement function."""
 
 Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFigure:
-    """Measured values of placement without failure domains, for one number of nodes and copies."""
+    """Placement without failure domains."""
 
     nodes: int
     copies: int
     plan_seconds: Sequence[float]
     odds: dict[int, float]
-    """Probability that every shard still has a copy, by the number of nodes that are lost at the same time."""
+    """Probability that every shard still has a copy, by nodes lost at the same time."""
     odds_seconds: Sequence[float]
-    """Duration in seconds of each call that computes one probability of `odds`."""
+    """Seconds of each call for one probability of `odds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DomainFigure:
-    """Measured values of placement over failure domains, for one number of nodes and copies.
-
-    `blind_odds` are the same as `odds`, for a placement of the same nodes that ignores failure domains.
-    """
+    """Placement over failure domains. `blind_odds` are those of a placement that ignores them."""
 
     nodes: int
     copies: int
     domains: int
     plan_seconds: Sequence[float]
     odds: dict[int, float]
-    """Probability that every shard still has a copy, by the number of failure domains that are lost at the same time.
-    """
+    """Probability that every shard still has a copy, by failure domains lost at the same time."""
     blind_odds: dict[int, float]
     odds_seconds: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A recovery probability that Everstep computes, with the expected value according to GEMINI's paper."""
+    """A computed recovery probability with the expected one."""
 
     what: str
     found: float
     expected: float
-    """The expected probability (see `known_figures`), rounded to four decimal places."""
+    """See `known_figures`, to four decimal places."""
 
     @property
     def falls_short(self) -> bool:
-        """True if the computed value, rounded to four decimals, differs from the expected value."""
+        """Whether the value differs, rounded to four decimals."""
         return round(self.found, 4) != self.expected
 
 
 def plan_figure(count: int, copies: int, *, calls: int = CALLS) -> PlanFigure:
-    """Measure the duration of placement without failure domains, and compute its recovery probabilities.
-
-    Args:
-        count: number of nodes.
-        copies: copies of each shard.
-        calls: number of timed calls of each function.
-    """
+    """Time placement of `count` nodes without failure domains, `calls` times, and compute its probabilities."""
     nodes = _nodes(count)
     _, plan_seconds = _timed(partial(placement.plan, nodes, copies), calls)
     odds: dict[int, float] = {}
@@ -90,13 +78,7 @@ def plan_figure(count: int, copies: int, *, calls: int = CALLS) -> PlanFigure:
 
 
 def domain_figure(count: int, copies: int, *, calls: int = CALLS) -> DomainFigure:
-    """Measure the duration of placement over failure domains, and compute its recovery probabilities.
-
-    Args:
-        count: number of nodes; each failure domain has `DOMAIN_NODES` of them.
-        copies: copies of each shard.
-        calls: number of timed calls of each function.
-    """
+    """Time placement of `count` nodes over failure domains, `calls` times, and compute its probabilities."""
     nodes = _nodes(count)
     domains = {node: f"nn-{i // DOMAIN_NODES}" for i, node in enumerate(nodes)}
     aware, plan_seconds = _timed(partial(placement.plan, nodes, copies, domains), calls)
@@ -121,12 +103,9 @@ def domain_figure(count: int, copies: int, *, calls: int = CALLS) -> DomainFigur
 
 
 def known_figures() -> list[Known]:
-    """Return the recovery probabilities that Everstep computes, each with the expected value.
-
-    The expected values are published in GEMINI's paper or follow from it. The values for 16 nodes were checked against
-    an enumeration of all sets of lost nodes. For the ring placement, the expected value is exact. Figure 9 of GEMINI's
-    paper shows 0.600, which is a union bound.
-    """
+    """Return computed recovery probabilities with those of GEMINI's paper."""
+    # Those for 16 nodes were checked by enumeration. For the ring, Figure 9 shows 0.600, a union bound; the value
+    # here is exact.
     groups = {
         (16, 2): 0.9333,
         (16, 3): 0.8,

@@ -1,7 +1,4 @@
-"""Computes the table rows, verdicts and page of the scale benchmark. The functions are pure.
-
-A verdict says whether a measured value meets its limit (`benchmarks.measures.Verdict`).
-"""
+"""Computes the table rows, verdicts and page of the scale benchmark. The functions are pure."""
 
 from __future__ import annotations
 
@@ -18,9 +15,9 @@ from benchmarks.scale.placement import DOMAIN_NODES, LOST_DOMAINS, LOST_NODES, D
 from benchmarks.scale.rounds import ROUNDS, RoundFigure
 
 LIMIT_SECONDS = 1.0
-"""Limit in seconds for the slowest call of a placement function, which chooses the holders of all shards."""
+"""Limit of the slowest call of a placement function."""
 LEAD_LIMIT = 0.85
-"""Limit for the commits with the adaptive lead, divided by those with the constant lead that suits the load best."""
+"""Adaptive ÷ best constant lead, in commits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,21 +25,16 @@ class Run(BenchmarkRun):
     """Measured values of one run of the scale benchmark."""
 
     plans: Sequence[PlanFigure]
-    """Placement without failure domains, for at least one number of nodes."""
+    """Placement without failure domains, at least one number of nodes."""
     domains: Sequence[DomainFigure]
-    """Placement over failure domains, for at least one number of nodes."""
+    """Placement over failure domains, at least one number of nodes."""
     known: Sequence[Known]
     rounds: Sequence[RoundFigure]
     leads: Sequence[LeadFigure]
 
 
 def rows(run: Run) -> list[Row]:
-    """Return one row per function that places replicas, per recovery probability, and per load of the adaptive lead.
-
-    A function's row contains its duration for the largest measured number of nodes. A probability's row compares the
-    value that Everstep computes with the value that GEMINI's paper publishes. A load's row compares the adaptive lead
-    with the best constant lead.
-    """
+    """Return a row per placement function (most nodes), recovery probability, and load of the adaptive lead."""
     limit = LIMIT_SECONDS * 1000
     found = [
         Row(what=what, value=max(seconds) * 1000, unit="ms", n=len(seconds), limit=limit).judged()
@@ -52,7 +44,7 @@ def rows(run: Run) -> list[Row]:
 
 
 def _calls(run: Run) -> dict[str, list[float]]:
-    """Return the duration in seconds of every call of a placement function, for the largest number of nodes."""
+    """Return the seconds of every call of a placement function, for the most nodes."""
     most = max(figure.nodes for figure in run.plans)
     plans = [figure for figure in run.plans if figure.nodes == most]
     domains = [figure for figure in run.domains if figure.nodes == most]
@@ -83,10 +75,7 @@ def _lead(figure: LeadFigure) -> Row:
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the text for each placeholder of the template of this benchmark's page.
-
-    If a text is None, the page omits the paragraph, item or section with this placeholder (`benchmarks.page`).
-    """
+    """Return the text for each placeholder of the template of this benchmark's page."""
     known = [[each.what, f"{each.found:.4f}", f"{each.expected:.4f}", verdict_of(_odds(each))] for each in run.known]
     return {
         "machine": run.machine.words(),

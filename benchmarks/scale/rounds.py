@@ -1,11 +1,8 @@
 """Measures a round with 2 to 1,024 agents, in a flat tree of connections and in Everstep's tree.
 
-Real `RoundMember`s and a real `RoundServer` run in one process on one core. Each agent has one rank, and `TcpSession`s
-over socket pairs connect the agents. Every rank votes as soon as it receives a step.
-
-In a cluster, each agent has its own machine. The benchmark therefore also measures each agent's CPU time. For each
-level of the tree, the busiest agent's CPU time counts. The sum over all levels estimates the duration of a round in a
-cluster, without network latency.
+Real `RoundMember`s and a `RoundServer`, one rank each, run on one core, connected by `TcpSession`s over socket pairs.
+Every rank votes at once. The busiest agent's CPU time per level, summed over levels, estimates a round in a cluster
+without network latency.
 """
 
 from __future__ import annotations
@@ -41,46 +38,40 @@ COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 WARM_UP_ROUNDS, ROUNDS = 5, 20
 MOST_SECONDS = 120.0
 FLAT = 1 << 20
-"""An arity larger than any number of agents, which makes the tree flat."""
+"""More than any number of agents."""
 _agent: contextvars.ContextVar[int] = contextvars.ContextVar("agent")
 
 
 @dataclass(frozen=True, slots=True)
 class RoundFigure:
-    """Measured values of rounds with one number of agents in one tree.
-
-    In a round, the coordinator proposes a step, collects every rank's vote, and announces the commit.
-    """
+    """Rounds with one number of agents in one tree."""
 
     agents: int
     arity: int
     depth: int
     round_ms: float
-    """Mean milliseconds per round, from one commit to the next, with all agents on one core."""
+    """Mean from one commit to the next, with all agents on one core."""
     path_ms: float
-    """Estimated duration of a round in a cluster without network latency, in milliseconds.
-
-    It is the sum over all levels of the tree, where each level counts with the mean CPU time of its busiest agent.
-    """
+    """Estimate for a cluster: mean CPU time of the busiest agent per level, summed."""
     root_ms: float
-    """Mean CPU time of the coordinator's agent per round, in milliseconds."""
+    """Mean CPU time of the coordinator's agent."""
     root_messages: float
-    """Number of messages that the coordinator's agent receives from other agents per round."""
+    """Messages that the coordinator's agent receives per round."""
 
     @property
     def is_flat(self) -> bool:
-        """True for the flat tree, in which every agent connects directly to the coordinator."""
+        """Whether every agent connects directly to the coordinator."""
         return self.arity == FLAT
 
 
 class Timed(Coroutine[Any, Any, Any]):
-    """A coroutine that measures its own CPU time and adds it to the CPU time of its agent."""
+    """A coroutine that adds its CPU time to its agent's."""
 
     def __init__(self, inner: Coroutine[Any, Any, Any], spent: defaultdict[int, float]) -> None:
         self._inner, self._spent, self._owner = inner, spent, _agent.get(-1)
 
     def send(self, value: object) -> object:
-        """Run the coroutine until it waits, and add the used CPU time to the CPU time of its agent."""
+        """Run the coroutine until it waits, and count its CPU time."""
         began = time.thread_time()
         try:
             return self._inner.send(value)
@@ -99,18 +90,17 @@ class Timed(Coroutine[Any, Any, Any]):
 
 
 class CountedSession(TcpSession):
-    """A session that counts the messages it sends, by receiving node."""
+    """A session that counts its messages by receiving node."""
 
     reports: ClassVar[Counter[NodeId]] = Counter()
 
     async def send(self, *messages: Message) -> None:
-        """Send messages, and count them for the receiving node."""
         self.reports[self.peer] += len(messages)
         await super().send(*messages)
 
 
 class Fleet:
-    """The simulated agents of one generation, with the sessions that connect them in a tree."""
+    """The simulated agents of one generation, with their sessions in a tree."""
 
     def __init__(self, count: int, arity: int) -> None:
         self.ids = [NodeId(f"i-{number}") for number in range(count)]
@@ -137,7 +127,7 @@ class Fleet:
         self.tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
-        """Start each agent's part in the commit rounds (`RoundMember`), and the coordinator's part (`RoundServer`)."""
+        """Start each `RoundMember`, and the `RoundServer`."""
         for number, member in enumerate(self.members):
             _agent.set(number)
             run = (
@@ -188,11 +178,7 @@ class Fleet:
         self.members[number].changed.notify()
 
     async def committed(self, step: int) -> None:
-        """Wait until a step is committed. Normally, this takes seconds.
-
-        Raises:
-            BenchmarkFailed: the step is not committed within minutes.
-        """
+        """Wait for a commit, normally seconds. Raises BenchmarkFailed after minutes."""
         try:
             async with asyncio.timeout(MOST_SECONDS):
                 while self.server.core.committed < step:
@@ -203,20 +189,12 @@ class Fleet:
             ) from error
 
     def level(self, number: int) -> int:
-        """Return the number of connections between an agent and the coordinator in the tree."""
+        """Return the connections between an agent and the coordinator."""
         return len(self.tree.ancestors(self.ids[number]))
 
 
 async def measure(count: int, arity: int) -> RoundFigure:
-    """Measure rounds with one number of agents in one shape of tree.
-
-    Args:
-        count: number of agents.
-        arity: largest number of children of an agent in the tree.
-
-    Returns:
-        Means over `ROUNDS` rounds.
-    """
+    """Return means over `ROUNDS` rounds of `count` agents. `arity` is the largest number of children."""
     spent: defaultdict[int, float] = defaultdict(float)
     loop = asyncio.get_running_loop()
     loop.set_task_factory(
@@ -249,17 +227,7 @@ async def measure(count: int, arity: int) -> RoundFigure:
 
 
 def measure_all(counts: Sequence[int], say: Callable[[str], None]) -> list[RoundFigure]:
-    """Measure commit rounds with each number of agents, with and without intermediate agents in their tree.
-
-    Call it in a process that does nothing else, because other work would change the measured times.
-
-    Args:
-        counts: numbers of agents.
-        say: receives a message about each result.
-
-    Returns:
-        The measured values, in order.
-    """
+    """Measure rounds with each number of agents, in both trees. The process must do nothing else."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     found = []
     for count in counts:

@@ -1,8 +1,5 @@
 """A training script with steps of constant duration, and a trace of its boundaries.
 
-Each step is a timed wait, one collective, and an optimizer step that changes every byte of the state. The script trains
-until the benchmark creates a file `finish` next to the traces.
-
 Each boundary adds a line to `$BENCH_TRACE/rank<r>` with these values:
 
 - number of finished steps
@@ -28,14 +25,12 @@ from everstep.protocol.rank_messages import RANK_WORD_BYTES, read_agent_half
 from infra.local_cloud.processes import memory_files
 
 SPAN_COPIES = 3
-"""Minimum duration of the wait that replaces forward and backward, as a multiple of the duration of a copy of the
-state.
-"""
+"""Minimum wait in place of forward and backward, as a multiple of a copy of the state."""
 COPIES = 5
 
 
 def copy_seconds(state: State) -> float:
-    """Return the median duration of a copy of the whole state into warm memory."""
+    """Return the median of a copy of the whole state into warm memory."""
     tensors = [tensor.detach() for _, tensor in state.tensors()]
     targets = [torch.zeros_like(tensor) for tensor in tensors]
     taken = []
@@ -48,7 +43,7 @@ def copy_seconds(state: State) -> float:
 
 
 def largest(value: float) -> float:
-    """Return the largest of all ranks' values. Every rank calls this once per step, as the step's collective."""
+    """Return the largest of all ranks' values, as the step's collective."""
     word = torch.tensor([value], dtype=torch.float64)
     dist.all_reduce(word, dist.ReduceOp.MAX)
     return float(word)

@@ -1,16 +1,10 @@
 """A training script with a state of a chosen size, which measures the cost of a snapshot.
 
-Parameters have a transformer's shapes (fp32) under Adam, and gradients are fixed. A replacement of forward and backward
-takes three times as long as a copy of the whole state. There are two replacements:
-
-- "wait" is a timed wait that leaves the CPU free.
-- "matmul" is a fixed number of real matrix products on one thread.
-
-A floor is a bound that no snapshot can beat: a plain memcpy of the state, and a step without Everstep.
-
     floors ──▶ steps with snapshots, "wait" then "matmul" ──▶ the same floors again
 
-All measurements and floors run in one process, so that they have the same conditions.
+Parameters have a transformer's shapes (fp32) under Adam, with fixed gradients. "wait" is a timed wait in place of
+forward and backward, which leaves the CPU free; "matmul" computes on one thread. The floors are a plain memcpy of the
+state, and a step without Everstep.
 """
 
 from __future__ import annotations
@@ -30,18 +24,16 @@ import everstep.training
 
 WIDTH = 256
 SPAN_COPIES = 3
-"""Duration of the wait or matrix products that replace forward and backward, as a multiple of the duration of a copy of
-the state.
-"""
+"""Duration of the replacement of forward and backward, as a multiple of a copy of the state."""
 MIN_SPAN_SECONDS = 0.05
 MAX_STEPS = 5000
-"""Maximum number of steps per measurement. The measurement then ends, even with fewer snapshots than requested."""
+"""Largest number of steps per measurement, even with fewer snapshots than requested."""
 
 settings = everstep.training.hyperparameters(state_mib=64, snapshots=30, floor_steps=12)
 
 
 def blocks(size: int) -> torch.nn.ParameterList:
-    """Return the parameters of as many transformer blocks as come closest to `size` bytes of state."""
+    """Return the parameters of as many transformer blocks as come closest to `size` bytes."""
     shapes = [(WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH), (WIDTH,), (WIDTH,)]
     bytes_of_block = 3 * 4 * sum(math.prod(shape) for shape in shapes)
     return torch.nn.ParameterList(
@@ -50,7 +42,7 @@ def blocks(size: int) -> torch.nn.ParameterList:
 
 
 def agreed(value: float, operation: dist.ReduceOp.RedOpType) -> float:
-    """Return the largest or the smallest of all ranks' values, as `operation` selects."""
+    """Return the largest or smallest of all ranks' values."""
     if world_size == 1:
         return value
     tensor = torch.tensor([value], dtype=torch.float64)
@@ -59,10 +51,7 @@ def agreed(value: float, operation: dist.ReduceOp.RedOpType) -> float:
 
 
 def copy_seconds(count: int) -> list[float]:
-    """Time copies of the whole state into warm shared memory, tensor by tensor on one thread.
-
-    A snapshot that blocks training for its copy cannot be faster.
-    """
+    """Time copies of the whole state into warm shared memory, tensor by tensor on one thread."""
     state = [
         *(parameter.detach() for parameter in parameters),
         *(value for each in optimizer.state.values() for value in each.values()),
@@ -91,7 +80,7 @@ def together() -> None:
 
 
 def plain_steps(compute: Callable[[], object]) -> list[float]:
-    """Return the seconds of each of several steps that run without an Everstep session."""
+    """Return the seconds of steps without a session."""
     taken = []
     for _ in range(settings.floor_steps):
         begun = time.perf_counter()
@@ -103,7 +92,7 @@ def plain_steps(compute: Callable[[], object]) -> list[float]:
 
 
 def floors() -> dict[str, list[float]]:
-    """Time plain copies of the state, and steps without an Everstep session: floors that no snapshot can beat."""
+    """Time plain copies of the state, and steps without a session."""
     return {
         "memcpy": copy_seconds(settings.floor_steps),
         **{kind: plain_steps(compute) for kind, compute in computes.items()},
@@ -126,7 +115,6 @@ left, right, product = torch.randn(WIDTH, WIDTH), torch.randn(WIDTH, WIDTH), tor
 
 
 def matmuls(count: int) -> None:
-    """Compute `count` matrix products."""
     for _ in range(count):
         torch.mm(left, right, out=product)
 

@@ -1,6 +1,4 @@
-"""A job's script that prints the time a few times per second. The API benchmark measures when a log reader gets each
-line.
-"""
+"""A job's script that prints the time a few times per second, for the API benchmark's log readers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Runs the unchanged `train.py` of its folder, and records every boundary and the blocked time of every snapshot.
 
-Each boundary adds a line to `$BENCH_TRACE/rank<r>` with these values: generation, number of finished steps, monotonic
-seconds of the machine, and number of snapshots. All processes of a machine share the clock. A restarted rank appends to
-the lines of its killed predecessor. After training, the rank writes the blocked times to `blocked.json`.
+A line of `$BENCH_TRACE/rank<r>` has generation, finished steps, monotonic seconds, and snapshots. A restarted rank
+appends. After training, the rank writes the blocked times to `blocked.json`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ boundary = TrainingSession.boundary
 with (directory / f"rank{rank}").open("a", buffering=1) as trace:
 
     def traced_boundary(session: TrainingSession) -> Control:
-        """Call the session's `boundary`, then write a line to the rank's trace."""
+        """Call the session's `boundary`, then write a line to the trace."""
         control = boundary(session)
         trace.write(f"{generation} {control.step} {time.monotonic():.6f} {len(session.blocked_seconds)}\n")
         sessions.add(session)

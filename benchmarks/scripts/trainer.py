@@ -1,8 +1,4 @@
-"""Trains a GPT-2 with a transformers Trainer, saves each step with the selected system, and measures each step.
-
-The systems are those of `benchmarks.integrations.jobs`. With Everstep, the script also measures the parts of the time
-that the training thread spends for Everstep.
-"""
+"""Trains a GPT-2 with a transformers Trainer, saves each step with the selected system, and measures each step."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ from everstep.training import hyperparameters, output_dir
 settings = hyperparameters(system="plain", steps=40, settle_steps=10)
 set_seed(1)
 spent: dict[str, float] = defaultdict(float)
-"""Seconds that Everstep has used in the training thread in the current step, by the part of its work."""
+"""Seconds of Everstep in the training thread in the current step, by part."""
 
 
 class Tokens(Dataset[dict[str, torch.Tensor]]):
@@ -40,7 +36,7 @@ class Tokens(Dataset[dict[str, torch.Tensor]]):
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
-    """Records the end of each step, and how long each of Everstep's operations took in the step."""
+    """Records the end of each step, and Everstep's operations in it."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -56,7 +52,7 @@ class Clock(TrainerCallback):  # type: ignore[misc]
         spent.clear()
 
     def result(self) -> dict[str, Any]:
-        """Return the durations of the steps after the warm-up, and of each of Everstep's operations in them."""
+        """Return the durations after the warm-up, of steps and of Everstep's operations."""
         first = settings.settle_steps
         steps = [end - begin for begin, end in zip(self.ends[first - 1 :], self.ends[first:], strict=False)]
         parts = {name: values[first:] for name, values in self.parts.items()}
@@ -67,7 +63,7 @@ class Clock(TrainerCallback):  # type: ignore[misc]
 
 
 class Replicated(TrainerCallback):  # type: ignore[misc]
-    """Stores a snapshot of each step in the memory of both nodes, with lm-resiliency."""
+    """Stores each step in both nodes' memory, with lm-resiliency."""
 
     def __init__(self) -> None:
         sys.path.append(os.environ["BENCH_LIBRARY"])
@@ -89,12 +85,12 @@ class Replicated(TrainerCallback):  # type: ignore[misc]
 
 
 def snapshot_count() -> int:
-    """Return the number of snapshots that Everstep has taken. 0 with another system."""
+    """Return Everstep's snapshots, 0 with another system."""
     return len(integration.session_of(trainer).blocked_seconds) if settings.system == "everstep" else 0
 
 
 def timed(owner: Any, method: str, part: str) -> None:
-    """Replace a method by a function that calls it and adds the duration of the call to `spent[part]`."""
+    """Replace a method by one that adds its duration to `spent[part]`."""
     function = getattr(owner, method)
 
     def measured(*given: Any, **more: Any) -> Any:

@@ -1,7 +1,6 @@
 """Validates a CreateTrainingJob request against the job's fleet, quota and source archive. Pure.
 
-Invariant: a `SavedJobSpec` that `admit` returns needs no further check. `admit` reports all errors of a request
-together.
+A `SavedJobSpec` from `admit` needs no further check. All errors of a request are reported together.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ KEY_VARIABLES = frozenset(
         "AWS_CONTAINER_AUTHORIZATION_TOKEN",
     }
 )
-"""Environment variables that would make AWS SDKs ignore the credentials of the job's RoleArn."""
+"""Variables that would make AWS SDKs ignore the credentials of the job's RoleArn."""
 
 MAX_SPEC_BYTES: Final = 64 * 1024
-"""Largest size of a job's settings as JSON. Lists and loops read the settings of many jobs at once."""
+"""Largest size of a job's settings as JSON. Lists and loops read those of many jobs at once."""
 _LARGE: Final = {
     "environment": "Environment",
     "hyperparameters": "HyperParameters",
@@ -63,7 +62,7 @@ _LARGE: Final = {
 _STORED_AS_SENT: Final = (
     CreateTrainingJobRequest.model_fields.keys() & {field.name for field in fields(SavedJobSpec)}
 ) - {"entry_point"}
-"""Fields that `admit` copies unchanged from the request into the job's specification, if the request sets them."""
+"""Fields that `admit` copies unchanged, if the request sets them."""
 
 
 def admit(
@@ -81,27 +80,11 @@ def admit(
     alternatives: Sequence[tuple[FleetRecord, int]] = (),
     initial: InitialState | None = None,
 ) -> SavedJobSpec:
-    """Return the specification of the requested job, with all defaults filled in.
+    """Return the specification of a request that passed the model's validation, with all defaults filled in.
 
-    Args:
-        request: a request that passed the model's validation.
-        run_id: id of the new run.
-        project: project of the job. It is part of the job's prefix in the service's bucket.
-        fleet: the fleet that the job starts in.
-        max_node_count: current MaxSize of the fleet's group.
-        source: the uploaded source that the request names.
-        bucket: the service's bucket, for checkpoints, outputs and logs without a location of their own.
-        default_max_slowdown: MaxSlowdown for a request that sets none.
-        quota: limits of the job's project. None means that the project has no limits.
-        allowance: the allow-lists and the priority limit of the caller. None for an administrator, who has no limits.
-        alternatives: other fleets in which the job may start, each with the MaxSize of its Auto Scaling group.
-        initial: the checkpoint that the request names in InitialCheckpoint, or None.
-
-    Returns:
-        The job's specification.
-
-    Raises:
-        InvalidRequest: the request has errors. The exception lists one field error for each.
+    `max_node_count` is the current MaxSize of the fleet's group, and each of the `alternatives` has its own. `bucket`
+    is the service's. `quota` None means no limits, `allowance` None an administrator. Raises InvalidRequest with one
+    field error per error.
     """
     own = own_place(bucket, project, request.training_job_name, run_id)
     checkpoint_uri, output_uri = _asked_checkpoints(request), _asked_output(request, run_id)
@@ -151,7 +134,7 @@ def admit(
 
 
 def contradictions(spec: SavedJobSpec) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a new or changed job that contradict each other or are too large, as field and message."""
+    """Yield settings of a new or changed job that contradict each other or are too large, as field and message."""
     if (size := len(msgspec.json.encode(spec))) > MAX_SPEC_BYTES:
         largest = max(_LARGE, key=lambda name: len(msgspec.json.encode(getattr(spec, name))))
         message = f"the job has {size} bytes of settings, and may have {MAX_SPEC_BYTES}. Put large values into a file"
@@ -173,11 +156,7 @@ def contradictions(spec: SavedJobSpec) -> Iterator[tuple[str, str]]:
 
 
 def copies_of(request: CreateTrainingJobRequest) -> int:
-    """Return the number of nodes that hold each shard.
-
-    If the request does not set Copies, the result is 2 in general. It is 1 for a job of one node and for a job with
-    parity.
-    """
+    """Return the number of holders per shard: by default 2, or 1 for a job of one node or with parity."""
     asked = request.protection
     default = 1 if _parity_group_size(request) else 2
     return (
@@ -227,11 +206,9 @@ def _inputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[tuple[st
 
 
 def _outputs(checkpoint_uri: str | None, output_uri: str | None, bucket: str) -> Iterator[tuple[str, str]]:
-    """Yield the errors of the S3 locations to which the job's checkpoints and outputs are written.
-
-    Agents and the API access these locations with their own permissions, not with those of the job's RoleArn. With a
-    location in the service's bucket, a job could therefore overwrite other projects' objects. It is always an error.
-    """
+    """Yield errors of the S3 locations for checkpoints and outputs."""
+    # Agents and the API use their own permissions there, so a location in the service's bucket could overwrite
+    # other projects' objects.
     for field, uri in (("CheckpointConfig.S3Uri", checkpoint_uri), ("OutputDataConfig.S3OutputPath", output_uri)):
         if uri is None:
             continue
@@ -318,7 +295,7 @@ def _priceless(request: CreateTrainingJobRequest, fleet: FleetRecord) -> Iterato
 
 
 def _entry_point(request: CreateTrainingJobRequest, source: SourceRecord) -> str | None:
-    """Return the path of the file that the ranks run, or None if the source does not contain it."""
+    """Return the path of the file that the ranks run, or None if the source lacks it."""
     if request.module is None:
         return request.entry_point if request.entry_point in source.files else None
     path = request.module.replace(".", "/")
@@ -356,18 +333,12 @@ def _requirements(request: CreateTrainingJobRequest, source: SourceRecord) -> It
 
 
 def _asked_checkpoints(request: CreateTrainingJobRequest) -> str | None:
-    """Return the checkpoint prefix that the request sets, or None if it sets no prefix.
-
-    Agents append a folder per run to this prefix.
-    """
+    """Return the request's checkpoint prefix, to which agents append a folder per run, or None."""
     uri = request.checkpoint_config.s3_uri
     return None if uri is None else f"{uri.rstrip('/')}/{request.training_job_name}/"
 
 
 def _asked_output(request: CreateTrainingJobRequest, run_id: str) -> str | None:
-    """Return the output prefix of this run, or None if the request sets no location.
-
-    The prefix contains the run id, because an earlier or a later job may have the same name.
-    """
+    """Return the output prefix with the run id, because other jobs may have the same name, or None."""
     uri = request.output_data_config.s3_output_path
     return None if uri is None else f"{uri.rstrip('/')}/{request.training_job_name}/run={run_id}/"

@@ -59,19 +59,18 @@ _STORED_AS: Final[Mapping[str, tuple[str, ...]]] = {
     "training_start_time": ("started_at",),
     "verification_time": ("verified_at",),
 }
-"""By field of a response: the names that a stored record can have for it, unless the record uses the field's name."""
+"""Other names in stored records, by field of a response."""
 
 
 def shaped(stored: Any, shape: type[Response], **others: Any) -> Response:
-    """Return a response model with the values of a stored record, and of `others` instead of or besides them."""
+    """Return a response model with the values of a stored record, and of `others` instead or besides."""
     return shape(**alike(stored, shape, *others), **others)
 
 
 def alike(stored: Any, shape: type[Shape], *others: str) -> dict[str, Any]:
-    """Return the values of those fields of a response model that a stored record has, by name.
+    """Return the values of a response model's fields that a stored record has, without `others`.
 
-    The result omits the fields whose names are in `others`. The caller computes the values of these fields itself. An
-    empty text becomes None if the response can omit the field. The model converts Unix seconds to a time.
+    An empty text becomes None if the response can omit the field. The model converts Unix seconds to a time.
     """
     found = {
         name: getattr(stored, attribute) for name, attribute in _shared(stored.__class__, shape) if name not in others

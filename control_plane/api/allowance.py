@@ -1,11 +1,8 @@
 """Checks what a project's submitters may use: AWS resources, and the highest priority. Pure.
 
-Nodes read secrets and inputs with their own permissions, or with those of a role that they may assume. They write
-checkpoints and outputs with their own. These permissions may cover other projects' resources. Therefore an
-administrator sets allow-lists per project (PutProjectQuota). Without a quota, all lists are empty. If a job has an
-allowed RoleArn, the role's own permissions decide which secrets and objects the job can read.
-
-Invariant: the lists and the priority limit apply to every caller except administrators.
+Nodes use their own permissions for secrets, inputs and outputs, which may cover other projects' resources. Therefore an
+administrator sets allow-lists per project (PutProjectQuota); without a quota, all are empty. With an allowed RoleArn,
+that role's permissions decide. Administrators have no limits.
 """
 
 from __future__ import annotations
@@ -21,12 +18,12 @@ from control_plane.db.quotas import QuotaRecord
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """The allow-lists and the priority limit for submitters of one project."""
+    """The allow-lists and the priority limit of one project."""
 
     quota: QuotaRecord
 
     def refused(self, request: CreateTrainingJobRequest) -> Iterator[tuple[str, str]]:
-        """Yield a field error for each role, secret, input, location and priority that the request may not name."""
+        """Yield a field error for each role, secret, input, location and priority that is not allowed."""
         quota = self.quota
         if request.priority > quota.max_priority:
             yield self._priority(request.priority)
@@ -55,14 +52,7 @@ class Allowance:
                 )
 
     def require_priority(self, priority: int) -> None:
-        """Raise InvalidRequest if the project's submitters may not set this priority.
-
-        Args:
-            priority: the priority that the request names.
-
-        Raises:
-            InvalidRequest: the priority exceeds the project's limit.
-        """
+        """Raise InvalidRequest if the priority exceeds the project's limit."""
         if priority > self.quota.max_priority:
             raise invalid(*self._priority(priority))
 
@@ -84,10 +74,7 @@ class Allowance:
 
 
 def allowance_of(project: str, quota: QuotaRecord | None) -> Allowance:
-    """Return which roles, secrets, data and priorities the jobs of a project may use.
-
-    A project without a quota may use none of these resources, and no priority above 0.
-    """
+    """Return what a project's jobs may use; without a quota nothing, and no priority above 0."""
     return Allowance(quota or QuotaRecord(project=project, max_node_count=None, max_job_count=None))
 
 

@@ -5,14 +5,9 @@
       an identical request is being processed                                                  waits for its response
       otherwise                                                                                processes the request
 
-Dashboards, waiters and scripts may poll a job every second. With the cache, the server computes one response per change
-instead of one per request. With it, one server process answered 9,780 requests of DescribeTrainingJob per second, and
-496 without it (`make bench-api`, docs/benchmarks-api.md).
-
-A cached response depends only on the database and the time. The passage of time changes some responses without a
-commit, for example when a token expires. Such a change takes effect after the maximum age at the latest. The revocation
-of a token is a commit, so it takes effect immediately. If this server cannot see the commits of other control-plane
-servers (`Versions`), their commits take effect after at most `MAX_AGE_UNSEEN_SECONDS`.
+One server process answered 9,780 DescribeTrainingJob per second, and 496 without the cache (docs/benchmarks-api.md).
+Changes without a commit, such as an expiry, take effect after the maximum age; without sight of other servers' commits
+(`Versions`), theirs after `MAX_AGE_UNSEEN_SECONDS`.
 
 Invariant: a response is returned only for the token or cookie it was created for. The size of the cache is bounded.
 """
@@ -35,24 +30,21 @@ from control_plane.db.versions import Versions
 
 MAX_AGE_SECONDS: Final = 1.0
 MAX_AGE_UNSEEN_SECONDS: Final = 0.2
-"""Maximum age of a cached response while this server cannot see the commits of other control-plane servers."""
+"""Limit while this server cannot see the commits of other servers."""
 MAX_BYTES: Final = 32 * 1024 * 1024
 ENTRY_BYTES: Final = 2_048
-"""Memory that each cached response takes besides its body. Source: measured, 1.5 kB."""
+"""Memory of a response without its body: measured, 1.5 kB."""
 MAX_ANSWER_BYTES: Final = 2 * 1024 * 1024
 _SHARED: Final = re.compile(r"/v1/training-jobs(/[^/]+(/metric-data)?)?")
 _OF_SESSIONS: Final = (b"cookie", b"sec-fetch-site", b"origin")
-"""Request headers that decide whether a browser's session is valid for the request (`api.sessions`).
-
-The cache key contains their values.
-"""
+"""Headers of the cache key that decide whether a browser's session is valid (`api.sessions`)."""
 
 Key = tuple[bytes, bytes, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A cached response, and the version of the database from which it was created."""
+    """A cached response, with its version of the database."""
 
     version: int
     made_at: datetime
@@ -61,15 +53,12 @@ class Answer:
 
     @property
     def held_bytes(self) -> int:
-        """Number of bytes by which the response fills the cache."""
+        """Bytes by which the response fills the cache."""
         return len(self.body) + ENTRY_BYTES
 
 
 class Answers:
-    """ASGI middleware that caches responses to frequent reads.
-
-    The middleware that assigns request ids wraps this one, so a cached response also gets the request's own id.
-    """
+    """ASGI middleware that caches responses to frequent reads. The middleware of request ids wraps it."""
 
     def __init__(self, app: ASGIApp, versions: Versions, now: Callable[[], datetime]) -> None:
         self._app = app
@@ -81,7 +70,6 @@ class Answers:
         self._making: dict[tuple[Key, int], asyncio.Future[Answer | None]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one ASGI request. The HTTP server calls this method for each request."""
         key = _key(scope)
         version = self._versions.current() if key is not None else None
         if key is None or version is None:
@@ -108,7 +96,7 @@ class Answers:
         return answer
 
     async def _make(self, key: Key, version: int, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request to the inner application, and cache its response if it is complete and has status 200."""
+        """Process the request, and cache a complete response with status 200."""
         made_at = self._now()
         done: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         self._making[key, version] = done
@@ -152,10 +140,8 @@ class Answers:
 
 
 def _key(scope: Scope) -> Key | None:
-    """Return the cache key of a request, or None if it is not cacheable.
-
-    It contains a digest of query and credentials: the cache stores no tokens, and a long query takes no memory.
-    """
+    """Return the cache key of a request, or None if it is not cacheable."""
+    # A digest of query and credentials: the cache stores no tokens, and a long query takes no memory.
     if scope["type"] != "http" or scope["method"] != "GET" or _SHARED.fullmatch(scope["path"]) is None:
         return None
     credentials = _values(scope, b"authorization")

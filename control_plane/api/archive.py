@@ -4,12 +4,9 @@
     inspect_apart(file)   the archive ──▶ stdin      inspect: one pass over the stream, limits enforced while reading
                           JSON        ◀── stdout     within CPU_SECONDS and MEMORY_BYTES, enforced by the kernel
 
-The check unpacks no file. `tarfile` reads a whole header into memory, regardless of its stated length. The check
-therefore limits the length of headers.
-
 Invariant: an accepted archive contains only directories and regular files with clean relative paths, within the limits.
-The check needs memory for the paths and one header, and time linear in the archive's length and paths. This module
-imports only the standard library and `everstep.protocol.source_members`.
+The check needs memory for the paths and one header, whose length is limited because `tarfile` reads it whole. Standard
+library and `everstep.protocol.source_members` only.
 """
 
 from __future__ import annotations
@@ -32,25 +29,19 @@ from everstep.protocol.source_members import RefusedMember, clean_path
 log = logging.getLogger(__name__)
 
 SMALL_BYTES = 1024 * 1024
-"""Size of the unpacked archive below which the check ignores the compression ratio."""
+"""Unpacked size below which the compression ratio is ignored."""
 HEADER_BYTES = 64 * 1024
-"""Maximum header size of one file or directory. pax and GNU headers have a few hundred bytes, or some KiB with extended
-attributes.
-"""
+"""Limit of one member. pax and GNU headers have a few hundred bytes, or some KiB with extended attributes."""
 MEAN_HEADER_BYTES = 4 * tarfile.BLOCKSIZE
-"""Limit for the mean header size of the files and directories in an archive.
-
-The limit is enough for an ordinary header and a pax header with one block of data each.
-"""
+"""Limit of the mean: an ordinary header and a pax header with one block of data each."""
 GLOBAL_HEADERS = 100
-"""Limit for the number of global pax headers in an archive. git writes one such header."""
+"""Global pax headers per archive. git writes one."""
 ALL_PATHS_BYTES = 2 * 1024 * 1024
-"""Limit for the total length of an archive's paths, because the database stores them."""
+"""Limit of an archive's paths together, because the database stores them."""
 CPU_SECONDS = 30
 MEMORY_BYTES = 512 * 1024 * 1024
 _WAIT_SECONDS = 120.0
 _AT_ONCE = threading.BoundedSemaphore(2)
-"""Semaphore that limits the number of concurrent inspections."""
 _turns: dict[str, threading.Lock] = {}
 
 
@@ -62,10 +53,7 @@ class SourceLimits:
     unpacked_bytes: int = 2 * 1024 * 1024 * 1024
     file_count: int = 20_000
     ratio: int = 200
-    """Highest accepted value of unpacked size ÷ packed size.
-
-    The limit rejects decompression bombs. It applies to archives of more than `SMALL_BYTES`.
-    """
+    """Highest unpacked size ÷ packed size above `SMALL_BYTES`, against decompression bombs."""
 
 
 class RefusedArchive(Exception):
@@ -81,34 +69,21 @@ class ArchiveContents:
     """The paths of the files in an archive, and their total size."""
 
     files: tuple[str, ...]
-    """Paths of the files relative to the archive's root, sorted."""
+    """Relative to the archive's root, sorted."""
     unpacked_bytes: int
 
 
 def turn_of(project: str) -> threading.Lock:
-    """Return the lock that a project's inspections hold, one at a time. One project thus leaves a place to the others.
-
-    A refused archive can take all its CPU seconds, and no quota counts it.
-    """
+    """Return the lock of a project's inspections. One at a time leaves a place to other projects."""
+    # A refused archive can take all its CPU seconds, and no quota counts it.
     return _turns.setdefault(project, threading.Lock())
 
 
 def inspect_apart(file: IO[bytes], archive_bytes: int, limits: SourceLimits) -> ArchiveContents:
-    """Inspect an archive in a separate process, so that it uses neither the server's memory nor its interpreter.
+    """Inspect an archive in a separate process, apart from the server's memory and interpreter. Blocks.
 
-    Blocks.
-
-    Args:
-        file: the archive at its beginning. Must have a file descriptor or create one in `fileno()`. Reading moves its
-            position.
-        archive_bytes: size of the archive.
-        limits: maximum sizes and number of files; the child process receives a copy.
-
-    Returns:
-        The archive's files.
-
-    Raises:
-        RefusedArchive: `inspect` rejected the archive, or the inspection exceeded its limits of time or memory.
+    `file` is at its beginning, and has a file descriptor or creates one in `fileno()`. Reading moves its position.
+    Raises RefusedArchive if `inspect` rejected the archive, or the inspection exceeded its limits of time or memory.
     """
     given = json.dumps(asdict(limits))
     command = [sys.executable, "-P", "-m", "control_plane.api.archive", str(archive_bytes), given]
@@ -131,11 +106,7 @@ def inspect_apart(file: IO[bytes], archive_bytes: int, limits: SourceLimits) -> 
 
 
 def main(arguments: list[str]) -> None:
-    """Inspect the archive at standard input. `inspect_apart` runs it in a separate process.
-
-    Args:
-        arguments: the size of the archive, and the limits as JSON.
-    """
+    """Inspect the archive at standard input. `arguments` are its size and the limits as JSON."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     try:
@@ -147,19 +118,10 @@ def main(arguments: list[str]) -> None:
 
 
 def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> ArchiveContents:
-    """Read an archive and check all its members.
+    """Read an archive from its current position, and check all its members.
 
-    Args:
-        file: the archive, read from its current position.
-        archive_bytes: size of the archive.
-        limits: maximum sizes and number of files, and the maximum compression ratio.
-
-    Returns:
-        The archive's files.
-
-    Raises:
-        RefusedArchive: a link, a device, an absolute path, a `..`, a duplicate path, too many files or bytes, or not a
-            gzipped tar.
+    Raises RefusedArchive for a link, a device, an absolute path, a `..`, a duplicate path, too many files or bytes, or
+    not a gzipped tar.
     """
     unpacked_limit = min(limits.unpacked_bytes, max(SMALL_BYTES, archive_bytes * limits.ratio))
     files: set[str] = set()
@@ -233,12 +195,7 @@ def _members(stream: _Bounded) -> Iterator[tarfile.TarInfo]:
 
 
 class _Bounded:
-    """A stream that raises RefusedArchive once the headers and padding of an archive exceed their limits.
-
-    Args:
-        stream: the unpacked archive, at its beginning.
-        besides_bytes: limit in bytes for headers and padding of the whole archive.
-    """
+    """A stream that raises RefusedArchive once headers and padding exceed `besides_bytes`."""
 
     def __init__(self, stream: gzip.GzipFile, besides_bytes: int) -> None:
         self._stream = stream
@@ -247,10 +204,7 @@ class _Bounded:
         self._left_before_next = HEADER_BYTES + tarfile.RECORDSIZE
 
     def expect(self, content_bytes: int) -> None:
-        """Permit the next `content_bytes` bytes of the stream in addition to the limits for headers and padding.
-
-        `inspect` calls this method after the header of each file.
-        """
+        """Permit the next `content_bytes` bytes of the stream in addition, after the header of a file."""
         padded = -(-content_bytes // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         self._left += padded
         self._left_before_next = padded + HEADER_BYTES + tarfile.RECORDSIZE
@@ -263,10 +217,7 @@ class _Bounded:
         return data
 
     def drain(self) -> None:
-        """Read the rest of the stream, and thereby verify the end of the archive.
-
-        The gzip reader raises an error if the end is truncated or has a wrong checksum.
-        """
+        """Read the rest of the stream, because the gzip reader verifies end and checksum there."""
         while self._taken(SMALL_BYTES):
             pass
 

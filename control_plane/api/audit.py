@@ -3,12 +3,9 @@
     before the call    operation, resource, caller, source address, request id
     after the call     status, error code, and the name of a resource that the service generated
 
-Calls of a token with too many refused calls are refused without an entry, so that no token fills the database.
-GET requests and dry runs change nothing and get no entry. Calls without a valid token get no entry either, so that
-callers without a token cannot fill the log.
-
-Invariant: a call changes nothing before its entry is stored. If the server stops during the call, the entry remains
-without an outcome. Entries contain names only: no request body, no token, no value of a variable.
+GET requests, dry runs, calls without a valid token, and those of a token with too many refusals get no entry, so that
+nobody can fill the database. Invariant: a call changes nothing before its entry is stored. Entries contain names only:
+no body, no token, no value of a variable.
 """
 
 from __future__ import annotations
@@ -33,17 +30,14 @@ log = logging.getLogger(__name__)
 
 READ_METHODS: Final = frozenset({"GET", "HEAD"})
 NAMES: Final = ("TrainingJobName", "FleetName", "SourceId", "TokenId", "IncidentId", "Step", "DrillId", "SnapshotId")
-"""Fields of request and response bodies that name a resource.
-
-The audit entry takes the resource's name from the first of these fields that the body contains.
-"""
+"""Fields that name a resource. The entry takes the first that the body contains."""
 NESTED: Final = ("Token", "Drill")
 """Fields of responses that contain the created resource as a nested object."""
 MAX_RESOURCE_CHARACTERS: Final = 256
 
 
 class AuditedRoute(JsonRoute):
-    """A route that stores an audit entry for each call that may create, change or delete resources."""
+    """A route that stores an audit entry for each call that may change resources."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the route's handler. FastAPI calls it once."""
@@ -88,7 +82,7 @@ class AuditedRoute(JsonRoute):
 
 
 def _inputs_of(route: AuditedRoute) -> set[str]:
-    """Return the names of an operation's query parameters and of the fields of its body."""
+    """Return the names of an operation's query parameters and body fields."""
     dependant = route.dependant
     names = {parameter.alias for parameter in dependant.query_params}
     for body in dependant.body_params:
@@ -120,11 +114,9 @@ def _begin(services: Services, entry: NewAuditEntry) -> int:
 
 
 async def _finish(services: Services, entry_id: int, resource: str, status: int, code: str) -> None:
-    """Store the outcome of a call in its audit entry. If the outcome cannot be stored, only log the error.
+    """Store the outcome of a call in its entry."""
 
-    The call's change is already stored, and a caller that received an error would repeat the call.
-    """
-
+    # A failure is only logged: the change is already stored, and a caller with an error would repeat the call.
     def write() -> None:
         with services.database.write() as session:
             audit.finish(session, entry_id, status_code=status, error_code=code, resource=resource)
@@ -140,7 +132,7 @@ def _is_dry(request: Request, sent: Mapping[str, Any]) -> bool:
 
 
 def _created(answer: Mapping[str, Any]) -> str:
-    """Return the name of the resource that the body of a response contains, or an empty string."""
+    """Return the resource's name in a response, or an empty string."""
     nested: list[Mapping[str, Any]] = [answer[name] for name in NESTED if isinstance(answer.get(name), dict)]
     return next((name for each in (answer, *nested) if (name := _name(each))), "")
 

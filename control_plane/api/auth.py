@@ -6,14 +6,9 @@
     viewer      own project: read                            read                      own token: read
     agent       none over HTTP; agents may use only their websocket
 
-The dependency of a route (`Reader`, `User` or `Admin`) defines the lowest role that may call an operation.
-docs/security.md has a table generated from these dependencies.
-
-All projects share fleets and nodes, so every caller may see all of them. The nodes of a job are visible only to callers
-who may see the job.
-
-Invariant: a request for a resource of another project gets the same response as a request for an unknown name. The
-server reads a request's body only after it has verified the token, except on `OPEN_PATHS`.
+The dependency of a route (`Reader`, `User` or `Admin`) is the lowest role that may call it. Invariant: a resource of
+another project gets the same response as an unknown name. A body is read only after the token is verified, except on
+`OPEN_PATHS`.
 """
 
 from __future__ import annotations
@@ -42,16 +37,12 @@ OPENAPI_PATH: Final = "/v1/openapi.json"
 OPEN_PATHS: Final = frozenset(
     {"/v1/health", "/v1/ready", OPENAPI_PATH, "/v1/session", "/v1/agents/nonce", "/v1/agents/session"}
 )
-"""Paths that need no bearer token.
-
-They serve health checks, the OpenAPI document, the sign-in of browsers, and agents that prove the identity of their
-instance through STS.
-"""
+"""Paths that need no bearer token: health, the OpenAPI document, sign-in, and attestation of agents."""
 CHECKED_PATHS: Final = frozenset({"/v1/health", "/v1/ready"})
-"""Open paths whose answers no flood of other strangers may delay: a load balancer decides by them."""
+"""Open paths that no flood of strangers may delay, because a load balancer decides by them."""
 MAX_OPEN_BODY_BYTES: Final = 16 * 1024
 MAX_HELD_BODY_BYTES: Final = 16 * 1024 * 1024
-"""Largest size of the bodies of one token's requests together, besides those of archives (`SpoolRoom`)."""
+"""Limit of one token's requests together, without archives (`SpoolRoom`)."""
 MAX_TOKEN_LENGTH = 512
 
 
@@ -61,14 +52,10 @@ class Caller:
 
     role: Role
     project: str
-    """Project that the caller may access. Empty if the caller may access every project."""
+    """Empty if the caller may access every project."""
     token: TokenRecord
-    """The token that authenticates the request."""
     ends_at: datetime | None = None
-    """When the browser session ends. None if the request was authenticated without a session.
-
-    The token may expire earlier.
-    """
+    """End of the browser session, if any. The token may expire earlier."""
 
     @property
     def project_filter(self) -> str | None:
@@ -77,20 +64,13 @@ class Caller:
 
     @property
     def name(self) -> str:
-        """The caller's name in reasons and event messages: the token's description and id."""
+        """The token's description and id, for reasons and event messages."""
         return f"{self.token.description}, {self.token.id}" if self.token.description else self.token.id
 
     def choose_project(self, wanted: str | None) -> str:
-        """Return the project of a new resource.
+        """Return the project of a new resource: the wanted one, else the token's, else the default.
 
-        Args:
-            wanted: the project in the request, or None.
-
-        Returns:
-            The requested project, else the token's project, else the default project.
-
-        Raises:
-            Forbidden: the token belongs to another project than the request names.
+        Raises Forbidden if the token belongs to another project.
         """
         if self.project and wanted and wanted != self.project:
             raise Forbidden(
@@ -99,32 +79,13 @@ class Caller:
         return wanted or self.project or DEFAULT_PROJECT
 
     def require_sight(self, noun: str, name: str, project: str) -> None:
-        """Raise NotFound if the caller may not see a resource.
-
-        Args:
-            noun: kind of the resource, for the message.
-            name: name of the resource, for the message.
-            project: project that the resource belongs to.
-
-        Raises:
-            NotFound: the resource belongs to another project.
-        """
+        """Raise NotFound if the caller may not see a project's resource. `noun` and `name` are for the message."""
         if self.project and self.project != project:
             raise NotFound(f"There is no {noun} named {name!r}.")
 
 
 def bearer(authorization: str | None) -> str:
-    """Return the token of an Authorization header.
-
-    Args:
-        authorization: value of the header, or None.
-
-    Returns:
-        The token, which is not verified yet.
-
-    Raises:
-        Unauthenticated: the header has no bearer token.
-    """
+    """Return the unverified token of an Authorization header. Raises Unauthenticated if it has no bearer token."""
     scheme, _, token = (authorization or "").partition(" ")
     token = token.strip()
     if scheme.lower() != "bearer" or not token or len(token) > MAX_TOKEN_LENGTH:
@@ -135,38 +96,26 @@ def bearer(authorization: str | None) -> str:
 
 
 def find_token(services: Services, token: str) -> TokenRecord | None:
-    """Return the record of a token, or None if the token is unknown, expired or revoked. Blocks on the database."""
+    """Return the record of a valid token, or None. Blocks on the database."""
     with services.database.read() as session:
         return tokens.find(session, token, services.now())
 
 
 def is_token_good(scope: Scope, token_id: str) -> bool:
-    """Return whether a token is still valid. Blocks on the database.
-
-    `api.open_answers` calls this function repeatedly during long responses.
-    """
+    """Return whether a token is still valid. Blocks on the database. `api.open_answers` calls it repeatedly."""
     services: Services = scope["app"].state.services
     with services.database.read() as session:
         return tokens.find_by_id(session, token_id, services.now()) is not None
 
 
 async def reader(request: Request, services: ServicesDep) -> Caller:
-    """Accept any caller with a valid token of a person or a program, in any role.
-
-    `user` and `admin` build on this dependency. FastAPI calls it once per request. The function is a coroutine, because
-    FastAPI would run a plain function in a thread, and a cached token (`held_tokens`) is not worth a change of threads.
-
-    Args:
-        request: carries an Authorization header or, without one, a browser's session cookie.
-        services: provides the tokens and the key that signs browser sessions.
-
-    Returns:
-        The caller.
+    """Accept any caller with a valid token of a person or a program, in a header or a browser's session cookie.
 
     Raises:
         Unauthenticated: the request has no token, or one that is unknown, expired or revoked.
         Forbidden: the token belongs to an agent, or a page of another site sent the request with the session's cookie.
     """
+    # A coroutine, because FastAPI would run a plain function in a thread, which a cached token is not worth.
     found: Caller | None = getattr(request.state, "caller", None)
     return found or await _identify(request, services)
 
@@ -188,19 +137,17 @@ async def _identify(request: Request, services: Services) -> Caller:
 
 
 class Authenticated:
-    """ASGI middleware that authenticates requests before FastAPI reads and parses their body.
+    """ASGI middleware that authenticates requests below `/v1/` before FastAPI reads and parses their body.
 
-    The inner application receives requests below `/v1/` from authenticated callers only, except those to `OPEN_PATHS`.
     The strangers of one address share a turn per open path (`CallerThreads`), and all of them pay for refused requests.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._held: Counter[str] = Counter()
-        """Bytes of request bodies by token, as announced, while their requests run."""
+        """Announced bytes of running requests by token."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one ASGI request. The HTTP server calls this method for each request."""
         if scope["type"] == "http" and scope["path"] in OPEN_PATHS:
             send = await self._opened(scope, send)
             if (announced := announced_bytes(scope)) is None or announced > MAX_OPEN_BODY_BYTES:
@@ -221,7 +168,7 @@ class Authenticated:
         await self._app(scope, receive, send)
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a caller's request, unless bodies of its token's requests already take `MAX_HELD_BODY_BYTES`."""
+        """Handle a request, unless its token's running requests already have `MAX_HELD_BODY_BYTES`."""
         announced, owner = announced_bytes(scope), scope["state"]["token_id"]
         size = 0 if scope["path"].startswith(STREAMED_PREFIX) else UNKNOWN_BYTES if announced is None else announced
         if size and self._held[owner] + size > MAX_HELD_BODY_BYTES:
@@ -238,7 +185,7 @@ class Authenticated:
 
     @staticmethod
     async def _opened(scope: Scope, send: Send) -> Send:
-        """Give a request to an open path its turn. Return the function that sends its response, or delays a refusal."""
+        """Give a request to an open path its turn. Return a `send` that may delay a refusal."""
         path, address = scope["path"], scope["client"][0] if scope["client"] else ""
         strangers: Pace = scope["app"].state.services.strangers
         CALLER.set((f"without a token: {path}", f"{path} from {address}"))
@@ -258,12 +205,6 @@ class Authenticated:
 def require_user(record: TokenRecord | None) -> TokenRecord:
     """Return the record if it is a valid token of a person or a program.
 
-    Args:
-        record: the token's record, or None if the token is invalid.
-
-    Returns:
-        The same record.
-
     Raises:
         Unauthenticated: the record is None.
         Forbidden: the token belongs to an agent.
@@ -276,17 +217,7 @@ def require_user(record: TokenRecord | None) -> TokenRecord:
 
 
 async def user(caller: Annotated[Caller, Depends(reader)]) -> Caller:
-    """Accept only callers who may submit jobs: submitters and administrators.
-
-    Args:
-        caller: the caller that `reader` accepted.
-
-    Returns:
-        The same caller.
-
-    Raises:
-        Forbidden: the role can only read.
-    """
+    """Accept submitters and administrators. Raises Forbidden for a role that can only read."""
     if caller.role not in (Role.SUBMITTER, Role.ADMIN):
         raise Forbidden(
             f"The role {caller.role} may read, but not change anything.",
@@ -296,17 +227,7 @@ async def user(caller: Annotated[Caller, Depends(reader)]) -> Caller:
 
 
 async def admin(caller: Annotated[Caller, Depends(reader)]) -> Caller:
-    """Accept administrators only.
-
-    Args:
-        caller: the caller that `reader` accepted.
-
-    Returns:
-        The same caller.
-
-    Raises:
-        Forbidden: the caller is not an administrator.
-    """
+    """Accept administrators only. Raises Forbidden for any other caller."""
     if caller.role is not Role.ADMIN:
         raise Forbidden(f"This operation needs the role admin; the token has the role {caller.role}.")
     return caller

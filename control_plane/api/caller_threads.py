@@ -3,13 +3,10 @@
     request ─▶ turn of its token ─▶ turn of its project ─▶ thread: database, S3
                at most PER_TOKEN    at most PER_PROJECT     CALLER_THREADS
 
-A request holds a thread while S3 or the database is slow. Without shares, the requests of one caller would hold all
-threads, and the others would wait. Background loops use the event loop's own threads, which nothing in `api` may use:
-connections of agents and the search for tokens have `Workers`. Requests without a token, such as those of agents that
-prove their instance, share a turn per address and path (`api.auth`).
-
-Invariant: the calls of a token, of a project and of all callers never exceed their limits, even if callers disconnect.
-A call whose caller disconnects before its turn never starts.
+Without shares, the slow requests of one caller would hold all threads. Loops use the event loop's
+own threads, which nothing in `api` may use; agents and the search for tokens have `Workers`. Requests without a token
+share a turn per address and path (`api.auth`). A call whose caller disconnects before its turn never
+starts.
 """
 
 from __future__ import annotations
@@ -31,13 +28,12 @@ T = TypeVar("T")
 CALLER_THREADS: Final = 40
 PER_PROJECT: Final = 4
 PER_TOKEN: Final = 2
-"""Largest number of running calls of one token. It is small: threads of one Python process take turns on one core, so
-that more threads would not make this caller faster, but others slower.
+"""Running calls of one token. Threads of one Python process share one core, so more would only slow the other callers.
 """
 MOST_WAITING: Final = 64
-"""Largest number of calls of one token that wait for a thread."""
+"""Waiting calls of one token."""
 STRANGER_SECONDS: Final = 0.02
-"""Work for which a request without a valid token pays (`Pace`): a server refuses 50 of them per second."""
+"""Work for which a request without a valid token pays (`Pace`): 50 refusals per second."""
 STRANGER_BURST_SECONDS: Final = 4.0
 HANDSHAKE_THREADS: Final = 2
 """Number of threads that look for the tokens of connecting agents. Callers of the API do not wait for these threads."""
@@ -46,24 +42,22 @@ AGENT_THREADS: Final = 4
 LOOK_UPS: Final = 4
 """Number of threads that look for the tokens of requests, so that strangers with wrong tokens delay only each other."""
 UPLOAD_BYTES_PER_SECOND: Final = 64 * 1024 * 1024
-"""Rate at which a server reads the archives of all uploads together. It hashes them on its event loop."""
+"""Rate of all uploads together, because the event loop hashes them."""
 UPLOAD_BURST_SECONDS: Final = 1.0
 SPOOLED_BODIES: Final = 8
-"""Largest number of bodies of the largest size that a server holds on its disk."""
+"""Bodies of the largest size on a server's disk."""
 CALLER: Final[contextvars.ContextVar[tuple[str, str]]] = contextvars.ContextVar("caller", default=("", ""))
-"""Project and token of the request that runs, or a pair of the same kind for a request without a token. `api.auth` sets
-it.
-"""
+"""Project and token of the running request, or a similar pair without a token. `api.auth` sets it."""
 REFUSED_CALLS: Final = 600
-"""Number of refused calls of a token at once, each with an entry in the audit log."""
+"""Refused calls of a token at once, each with an entry in the audit log."""
 REFUSED_CALLS_PER_SECOND: Final = 0.2
 MOST_TOKENS: Final = 10_000
 OPEN_DOWNLOADS: Final = 16
-"""Largest number of downloads of one token that a server sends at the same time. Each holds up to 3 MiB."""
+"""Downloads of one token at the same time. Each holds up to 3 MiB."""
 
 
 class _Turns:
-    """Running and waiting calls of one token or project. Used on the event loop only."""
+    """Calls of one token or project. Used on the event loop only."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -75,7 +69,7 @@ class _Turns:
         return not (self._running or self.waiting)
 
     async def enter(self) -> None:
-        """Wait for the next turn. First come, first served. A caller that is cancelled gets no turn."""
+        """Wait for the next turn, first come, first served. A cancelled caller gets none."""
         if self._running < self._limit and not self.waiting:
             self._running += 1
             return
@@ -91,7 +85,7 @@ class _Turns:
             raise
 
     def leave(self) -> None:
-        """End a turn, and give it to the call that has waited longest."""
+        """End a turn, and give it to the longest waiting call."""
         while self.waiting:
             turn = self.waiting.popleft()
             if not turn.done():
@@ -103,8 +97,7 @@ class _Turns:
 class CallerThreads:
     """The threads of one server in which API requests block.
 
-    Of `threads` threads, the callers of one project use at most `per_project` at the same time, and one token at most
-    `per_token`. At most `most_waiting` further calls of a token wait.
+    `per_project` and `per_token` limit running calls, and `most_waiting` further calls of a token.
     """
 
     def __init__(
@@ -121,17 +114,14 @@ class CallerThreads:
         self._closed = threading.Event()
 
     async def run(self, work: Callable[..., T], *arguments: object) -> T:
-        """Run a blocking function in a thread, in its context, once its token and project have a turn.
+        """Run a blocking function in a thread, once its token and project have a turn.
 
-        Called on the event loop, in the task of the request. The method passes `arguments` to `work`, and returns or
-        raises what `work` returns or raises.
-
-        Raises Throttled if too many calls of this token wait already.
+        Raises Throttled if too many wait. Called on the event loop, in the task of the request.
         """
         return await self._run(work, arguments, self._most_waiting)
 
     async def finish(self, work: Callable[..., T]) -> T:
-        """Run what ends a call that `run` has admitted. The method never refuses it, however many calls wait."""
+        """Run the end of a call that `run` has admitted, which is never refused."""
         return await self._run(work, (), None)
 
     async def _run(self, work: Callable[..., T], arguments: tuple[object, ...], most_waiting: int | None) -> T:
@@ -168,15 +158,11 @@ class CallerThreads:
                 del self._turns[key]
 
     def is_closed(self) -> bool:
-        """Return whether the server is shutting down. Callable from any thread.
-
-        Python waits for running threads at exit. Work that runs long should therefore check this value and return
-        early.
-        """
+        """Return whether the server is shutting down, so that long work returns early. Callable from any thread."""
         return self._closed.is_set()
 
     def close(self) -> None:
-        """Reject new work, without waiting for running work. `control_plane.app` calls this method once."""
+        """Reject new work, without waiting for running work."""
         self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -201,15 +187,15 @@ class Workers:
 
 
 class EventAllowance:
-    """A number of events that each token may cause at once, and that grows back. Used on the event loop only."""
+    """Events that each token may cause at once, which grow back. Used on the event loop only."""
 
     def __init__(self, most: float, per_second: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._most, self._per_second, self._monotonic = most, per_second, monotonic
         self._spent: dict[str, tuple[float, float]] = {}
-        """Spent events of a token, at a time. A token whose events have all grown back has no entry."""
+        """Spent events of a token, at a time. Missing once all have grown back."""
 
     def is_left(self, token: str) -> bool:
-        """Return whether a token may cause a further event."""
+        """Return whether a token may cause an event."""
         return self._of(token) + 1 <= self._most
 
     def spend(self, token: str) -> None:
@@ -233,13 +219,8 @@ class SpoolRoom:
     def hold(self, project: str, size_bytes: int, largest_bytes: int) -> Iterator[None]:
         """Reserve room for one body while the block runs.
 
-        Args:
-            project: a project may hold twice `largest_bytes`, and all projects together `SPOOLED_BODIES` times.
-            size_bytes: size of the body.
-            largest_bytes: largest allowed body.
-
-        Raises:
-            Throttled: bodies that other requests send take the room.
+        A project may hold twice `largest_bytes`, all projects together `SPOOLED_BODIES` times. Raises Throttled if the
+        room is taken.
         """
         is_full = self._held.total() + size_bytes > SPOOLED_BODIES * largest_bytes
         if is_full or self._held[project] + size_bytes > 2 * largest_bytes:

@@ -1,16 +1,8 @@
 """Remembers digests of the items in responses, so that a client's next poll receives only the changed items.
 
-A client that polls a list sends the ChangeToken of its previous response. The route finds the digests of that response
-in `ResponseSnapshots`, and compares them with the current digests. It returns the difference and a new ChangeToken.
-The digests of a response are called its contents:
-
-    contents    digests by key: one digest per item of a list, or one per block of a metric's points
-
-Equal contents have equal tokens, so repeated polls of one caller for the same list share an entry. If a token is
-unknown, for example after a restart of the server, the route returns everything.
-
-Invariant: a token is valid only for the caller and the request parameters for which it was issued (the `question`). The
-memory is bounded.
+A client sends the ChangeToken of its previous response, whose contents (digests by key) are compared with the current
+ones. For an unknown token, for example after a restart, the route returns everything. Invariant: a token is valid only
+for the same caller and parameters (the `question`). Memory is bounded.
 """
 
 from __future__ import annotations
@@ -25,18 +17,18 @@ from control_plane.api.schemas.common import Changes
 
 MAX_BYTES: Final = 16 * 1024 * 1024
 DIGEST_BYTES: Final = 8
-"""Length of the digest of one item. At this length, two different items practically never have equal digests."""
+"""Length of one item's digest. Two different items practically never have equal ones."""
 TOKEN_BYTES: Final = 16
 _ENTRY_BYTES: Final = 150
-"""Memory overhead in bytes of the Python objects for one key and its digest, as tracemalloc measured it."""
+"""Python's overhead per key and digest, measured with tracemalloc."""
 
 Contents = Mapping[str, bytes]
 
 
 class ResponseSnapshots:
-    """The contents (digests of the items) of recent responses, by ChangeToken. Threads may share an instance.
+    """The contents of recent responses, by ChangeToken. Threads may share an instance.
 
-    The class has nothing to do with snapshots of a job's state.
+    Unrelated to snapshots of jobs.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -46,16 +38,7 @@ class ResponseSnapshots:
         self._lock = threading.Lock()
 
     def find(self, question: Hashable, token: str | None) -> Contents | None:
-        """Return the contents (digests of the items) of the earlier response to which a ChangeToken belongs.
-
-        Args:
-            question: caller and parameters of the request.
-            token: the ChangeToken of the request, or None.
-
-        Returns:
-            The contents. None if the server does not remember the token, or issued it for another caller or other
-            parameters.
-        """
+        """Return the contents of a ChangeToken. None if it is forgotten, or of another caller or other parameters."""
         if token is None:
             return None
         with self._lock:
@@ -66,14 +49,9 @@ class ResponseSnapshots:
         return found[0]
 
     def keep(self, question: Hashable, contents: Contents) -> str:
-        """Store the digests of a response's items (its contents), and return their token.
+        """Store contents, which must not change afterwards, and return their token.
 
-        Args:
-            question: caller and parameters of the request.
-            contents: digests by the key of the item. The caller must not change them afterwards.
-
-        Returns:
-            The token. Equal contents have equal tokens.
+        Equal contents have equal tokens.
         """
         digest = hashlib.blake2b(digest_size=TOKEN_BYTES)
         for key, value in contents.items():
@@ -93,22 +71,16 @@ class ResponseSnapshots:
 
 
 def compared(before: Contents | None, now: Contents, token: str) -> Changes:
-    """Return the part of a response that describes its difference from an earlier response.
+    """Return the response field `Changes`: the token of `now`, and the keys that only `before` has.
 
-    Args:
-        before: contents (digests by key) of the earlier response. None if the response contains everything.
-        now: contents of the complete response, that is, of the response without ChangesSince.
-        token: the token of `now`.
-
-    Returns:
-        The response field `Changes`: the token, and the keys that only `before` has.
+    `now` is of the complete response. `before` None: the response contains everything.
     """
     removed = [key for key in before or {} if key not in now]
     return Changes(change_token=token, is_incremental=before is not None, removed=removed)
 
 
 def digest_of(item: bytes) -> bytes:
-    """Return the digest by which the next poll detects whether an item of a list response has changed."""
+    """Return the digest of an item."""
     return hashlib.blake2b(item, digest_size=DIGEST_BYTES).digest()
 
 

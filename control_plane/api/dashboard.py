@@ -5,8 +5,6 @@
     /<name>.<ext>                 files in the folder of index.html, for example the runbook
     any other path                index.html: paths are pages of the dashboard, so links and reloads work
 
-The router calls this application for paths without a route. Paths under /v1 are never pages.
-
 Invariant: pages run only scripts and styles from this server. The server reads only files in `control_plane/static`.
 """
 
@@ -24,10 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 STATIC: Final = Path(__file__).resolve().parents[1] / "static"
 NONCE: Final = "__CSP_NONCE__"
-"""Placeholder in index.html for the nonce of the response.
-
-The dashboard's script sets this nonce on the styles that it creates at run time.
-"""
+"""Placeholder in index.html. The dashboard's script sets this nonce on styles that it creates at run time."""
 _IMMUTABLE: Final = "public, max-age=31536000, immutable"
 _HEADERS: Final = {
     "x-content-type-options": "nosniff",
@@ -49,18 +44,13 @@ _NOT_BUILT: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><tit
 
 
 class Dashboard:
-    """ASGI application for paths without a route.
-
-    It serves the dashboard's page and files from `directory`, the output of `make web`, which may be missing. The
-    application `otherwise` answers paths under /v1.
-    """
+    """ASGI application for paths without a route. `directory` may be missing. `otherwise` answers paths under /v1."""
 
     def __init__(self, otherwise: ASGIApp, directory: Path = STATIC) -> None:
         self._otherwise = otherwise
         self._directory = directory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. The router calls it for paths without a route."""
         path: str = scope.get("path", "")
         if scope["type"] != "http" or path == "/v1" or path.startswith("/v1/"):
             await self._otherwise(scope, receive, send)
@@ -100,11 +90,11 @@ class Dashboard:
 
 
 _TYPES: Final = {".js": "text/javascript", ".woff2": "font/woff2"}
-"""Media types by file extension. The type tables of some machines lack these extensions or differ."""
+"""Some machines' tables lack these extensions or differ."""
 
 
 def policy(nonce: str) -> str:
-    """Return the Content-Security-Policy of a page whose run-time styles carry `nonce`."""
+    """Return the Content-Security-Policy of a page whose run-time styles have `nonce`."""
     return (
         "default-src 'none'; script-src 'self'; "
         f"style-src 'self' 'nonce-{nonce}'; "
@@ -125,10 +115,7 @@ def _file(file: Path, headers: Headers, *, cache: str) -> Response:
 
 
 def _missing() -> Response:
-    """Return the response 404 for a missing file, for example for a script of an older build.
-
-    With index.html as the response, the browser would run the page as a script.
-    """
+    """Return 404 for a missing file. The browser would run index.html as a script."""
     return Response(
         "There is no such file; reload the page.",
         404,

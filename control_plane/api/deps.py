@@ -56,51 +56,51 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPauses:
-    """Pauses between two reads of a job's log from S3, for a client that follows the log."""
+    """Seconds between two reads of a followed log from S3."""
 
     stored_seconds: float = 2.0
-    """Seconds between two reads while the client has received all lines without a gap."""
+    """Pause while the client has received all lines without a gap."""
     catch_up_seconds: float = 0.3
-    """Seconds between two reads while the client still lacks a line that precedes a received line."""
+    """Pause while the client lacks a line that precedes a received one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """The services that routes use. `control_plane.app` creates one instance per server."""
+    """The services that routes use, one instance per server."""
 
     database: Database
     tokens: HeldTokens
     operator: CloudOperator
     memberships: Memberships
-    """Caches AWS's answers about the members of the fleets' Auto Scaling groups, for agents that join."""
+    """AWS's answers for agents that join."""
     events: EventQueue | None
-    """The SQS queue that receives AWS's events. None if the server only polls AWS."""
+    """Queue of AWS's events. None if the server only polls."""
     objects: ServiceStore
     registry: AgentRegistry
     peers: Peers
-    """The other control-plane servers of the installation, and the agents that are connected to them."""
+    """Other servers of the installation, and their agents."""
     timeouts: Timeouts
     bucket: str
-    """Bucket for sources, logs, and the data of jobs that set no location of their own."""
+    """Bucket for sources, logs, and data of jobs without a location of their own."""
     default_max_slowdown: float
     spool_directory: Path
     """Directory for request bodies that are too large for memory."""
     source_limits: SourceLimits
     session_key: bytes
-    """Key that signs browser sessions."""
+    """Signs browser sessions."""
     nonce_key: bytes
-    """Key that signs the nonces with which agents on EC2 prove their identity (`routes.attestation`)."""
+    """Signs the nonces of `routes.attestation`."""
     authorities: FleetAuthorities
-    """Certificate authorities, which issue the TLS certificates of agents."""
+    """Issue the TLS certificates of agents."""
     server_id: str
-    """Id of this installation. Agents sign this id, so that their proof is valid for this installation only."""
+    """Id of this installation. Agents sign it, so that their proof is valid only here."""
     attestation: Attestation | None = None
-    """Verifies which instance an agent runs on. None if agents join with join tokens only."""
+    """None if agents join with join tokens only."""
     feed: EventFeed
     loop_metrics: LoopMetrics = field(default_factory=LoopMetrics)
     """Prometheus metrics that the server's background loops collect."""
     readiness: Readiness = field(default_factory=Readiness)
-    """State of the server's background loops, which GetReadiness returns."""
+    """State of the loops for GetReadiness."""
     caller_threads: CallerThreads = field(default_factory=CallerThreads)
     """The threads in which API requests block, with a share per caller."""
     handshakes: Workers = field(default_factory=lambda: Workers(HANDSHAKE_THREADS, "handshake"))
@@ -108,41 +108,35 @@ class Services:
     agent_threads: Workers = field(default_factory=lambda: Workers(AGENT_THREADS, "agent"))
     """The threads in which connections of agents with valid tokens block."""
     uploads: Pace = field(default_factory=lambda: Pace(UPLOAD_BURST_SECONDS))
-    """Slows the reading of source archives, together."""
+    """Slows the reading of all source archives together."""
     strangers: Pace = field(default_factory=lambda: Pace(STRANGER_BURST_SECONDS))
-    """Slows the responses to requests without a valid token, together."""
+    """Slows the responses to all requests without a valid token together."""
     refused_calls: EventAllowance = field(
         default_factory=lambda: EventAllowance(REFUSED_CALLS, REFUSED_CALLS_PER_SECOND)
     )
     downloads: Counter[str] = field(default_factory=Counter)
-    """Number of open downloads by token. Used on the event loop only."""
+    """Open downloads by token. Used on the event loop only."""
     spool_room: SpoolRoom = field(default_factory=SpoolRoom)
     log_pauses: LogPauses = field(default_factory=LogPauses)
     metric_samples: MetricSamples = field(default_factory=MetricSamples)
-    """Cache of metric points at a coarse resolution, for clients that poll the metrics of whole runs."""
     snapshots: ResponseSnapshots = field(default_factory=ResponseSnapshots)
-    """Digests of the items in recent responses, for clients that poll for changes (`api.changes`)."""
+    """Digests for clients that poll for changes (`api.changes`)."""
     tracer: Tracer = field(default_factory=Tracer)
     now: Callable[[], datetime]
     wake: Callable[[], None]
-    """Makes the server's background loops process all jobs and fleets now. Callable from any thread."""
+    """Makes the background loops process all jobs and fleets now. Callable from any thread."""
 
     @contextmanager
     def change(self) -> Iterator[Session]:
-        """Yield a session that commits at the end of the block. Then wake the background loops.
-
-        A request that the loops execute uses this method instead of `Database.write`.
-        """
+        """Yield a write session, and wake the background loops after the commit."""
         with self.database.write() as session:
             yield session
         self.wake()
 
 
 async def services(request: Request) -> Services:
-    """Return the services of the request's application.
-
-    The function is a coroutine, because FastAPI would run a plain function in a thread.
-    """
+    """Return the services of the request's application."""
+    # A coroutine, because FastAPI would run a plain function in a thread.
     found: Services = request.app.state.services
     return found
 
@@ -185,14 +179,14 @@ ChangesSince = Annotated[
 
 
 def binary_body(media_type: str) -> dict[str, Any]:
-    """Return the OpenAPI description of a binary request body, for a route that reads the body as a stream."""
+    """Return OpenAPI's description of a binary request body that the route reads as a stream."""
     return {
         "requestBody": {"required": True, "content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}
     }
 
 
 def binary_answer(media_type: str) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI description of a binary response."""
+    """Return OpenAPI's description of a binary response."""
     return {
         200: {
             "description": "The content.",
@@ -211,16 +205,10 @@ class SortOrder(StrEnum):
 def page_of(
     found: Sequence[T], max_results: int, position: Callable[[T], tuple[Any, ...]]
 ) -> tuple[list[T], str | None]:
-    """Return the entries of a page and the token of the next page.
+    """Return the entries of a page, and the opaque token of the next page or None.
 
-    Args:
-        found: the next entries of the list. If the list continues after the page, `found` has at least one entry more
-            than the page.
-        max_results: maximum number of entries on the page, at least 1.
-        position: returns an entry's position in the list as JSON values, which `page_tokens.position` decodes.
-
-    Returns:
-        The entries, and an opaque token, or None on the last page.
+    `found` has at least one entry more than the page if the list continues. `position` returns an entry's position as
+    JSON values, which `page_tokens.position` decodes.
     """
     shown = list(found[:max_results])
     if len(found) <= max_results:
@@ -229,7 +217,7 @@ def page_of(
 
 
 def same_order(order: SortOrder) -> Callable[[Any], SortOrder]:
-    """Return a check for `page_tokens.position` that rejects a page token of a list with the opposite order."""
+    """Return a check for `page_tokens.position` that rejects a token of the opposite order."""
 
     def check(value: Any) -> SortOrder:
         if SortOrder(value) is not order:

@@ -1,13 +1,8 @@
 """Wraps all HTTP requests: request ids, limits of body and time, security headers, error responses.
 
-Invariant: no request reads more than `max_body_bytes` into memory. Only PutSource streams its body to disk; the size of
-an archive has a separate limit. The envelope disconnects a client in each of these cases:
-
-- The client sends no part of its body, or reads no part of its response, for `SILENT_SECONDS`.
-- The body takes longer than `BODY_SECONDS`, or `UPLOAD_SECONDS` for PutSource.
-
-If the envelope ends a response early, the connection closes without the end of the body. The client therefore
-recognizes the response as incomplete.
+Only PutSource streams its body to disk. A client is disconnected if it neither sends nor reads for `SILENT_SECONDS`, or
+if its body takes longer than `BODY_SECONDS` (`UPLOAD_SECONDS` for PutSource). A response that ends early lacks the end
+of its body, so the client recognizes it.
 """
 
 from __future__ import annotations
@@ -34,13 +29,13 @@ log = logging.getLogger(__name__)
 MAX_QUERY_FIELDS: Final = 1_000
 STREAMED_PREFIX = "/v1/sources/"
 UNKNOWN_BYTES = 1 << 20
-"""Assumed length of a body whose request does not state its length."""
+"""Length that counts if the request does not state it."""
 LITTLE_BYTES = 1 << 16
-"""Length up to which the server discards the rest of a body without a wait of its client."""
+"""Up to this length, the server discards the rest of a body without a wait of its client."""
 SILENT_SECONDS: Final = 20.0
 BODY_SECONDS: Final = 60.0
 UPLOAD_SECONDS: Final = 900.0
-"""Time limit for an upload: enough for an archive of 256 MiB at 2.4 Mbit/s."""
+"""Limit that suffices for an archive of 256 MiB at 2.4 Mbit/s."""
 _ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ALWAYS: Final = {"x-content-type-options": "nosniff"}
 _OF_THE_API: Final = {"cache-control": "no-store"}
@@ -48,18 +43,14 @@ _OVER_TLS: Final = {"strict-transport-security": "max-age=31536000"}
 
 
 class _NotRead(Exception):
-    """The client has read no part of its response for `silent_seconds`."""
+    """The client has read nothing for `silent_seconds`."""
 
 
 class _Body:
     """The body of one request, which has to arrive in time and within a limit.
 
-    Args:
-        receive: returns the next ASGI message; waits until the client has sent it.
-        silent_seconds: longest time without a byte.
-        whole_seconds: longest time of the whole body.
-        announced_bytes: value of Content-Length, 0 without a body, or None for a body of unknown length.
-        limit_bytes: largest body, or None for a body that its route streams to disk.
+    `announced_bytes` is 0 without a body, and None for an unknown length. `limit_bytes` None: the route
+    streams the body to disk.
     """
 
     def __init__(
@@ -82,13 +73,13 @@ class _Body:
 
     @property
     def unread_bytes(self) -> int:
-        """Number of bytes that the client has still to send, as far as known."""
+        """Bytes that the client has still to send, as far as known."""
         if self._is_whole:
             return 0
         return UNKNOWN_BYTES if self._announced_bytes is None else max(0, self._announced_bytes - self._received_bytes)
 
     async def receive(self) -> Message:
-        """Receive the next message. Raise HTTPException 408 if it does not arrive in time, or 413 beyond the limit."""
+        """Receive the next message. Raise HTTPException 408 if it is late, or 413 beyond the limit."""
         if self._is_whole:
             return await self._receive()
         try:
@@ -112,12 +103,8 @@ class _Body:
 class Envelope:
     """ASGI middleware around all routes.
 
-    Args:
-        app: inner ASGI application, which this middleware calls for every request.
-        max_body_bytes: maximum size of a body that is not streamed to disk.
-        silent_seconds: seconds without data sent or read by the client, after which the middleware disconnects it.
-        body_seconds: maximum time to receive a body that is not streamed to disk.
-        on_failure: receives each exception that a route did not handle.
+    `max_body_bytes` and `body_seconds` limit a body that is not streamed to disk. `silent_seconds` is the longest time
+    in which the client neither sends nor reads. `on_failure` receives each unhandled exception.
     """
 
     def __init__(
@@ -136,7 +123,6 @@ class Envelope:
         self._discards = Pace(UPLOAD_BURST_SECONDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one ASGI request. The HTTP server calls this method for each request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -205,16 +191,13 @@ def _security_headers(scope: Scope) -> dict[str, str]:
 
 
 def _given_id(scope: Scope) -> str:
-    """Return the request id of a request that another server of the installation forwarded.
-
-    Empty if the request comes from a client.
-    """
+    """Return the request id of a forwarded request; empty from a client."""
     given = Headers(scope=scope).get(FORWARDED, "")
     return given if _ID.fullmatch(given) else ""
 
 
 def announced_bytes(scope: Scope) -> int | None:
-    """Return the value of a request's Content-Length, 0 without a body, or None for a body of unknown length."""
+    """Return Content-Length, 0 without a body, or None for an unknown length."""
     headers = Headers(scope=scope)
     if "transfer-encoding" in headers:
         return None

@@ -1,20 +1,18 @@
 """Defines the errors of the API and translates internal exceptions into them.
 
-    ApiError                            status  x-amzn-errortype
-    ├── InvalidRequest                  400     ValidationException          Fields lists the errors
-    │   ├── MethodNotAllowed            405
-    │   ├── TooSlow                     408
-    │   └── TooLarge                    413
-    ├── Forbidden                       403     AccessDeniedException
-    │   └── Unauthenticated             401
-    ├── NotFound                        404     ResourceNotFoundException
-    ├── InUse                           409     ConflictException
-    ├── Throttled                       429     ThrottlingException          retryable
-    ├── Unavailable                     503     ServiceUnavailableException  retryable
-    │   └── DiskFull
-    └── InternalError                   500     InternalServerException      the server's log has the request id
-
-Invariant: every error response has the same body, `schemas.ErrorResponse`.
+ApiError                            status  x-amzn-errortype
+├── InvalidRequest                  400     ValidationException          Fields lists the errors
+│   ├── MethodNotAllowed            405
+│   ├── TooSlow                     408
+│   └── TooLarge                    413
+├── Forbidden                       403     AccessDeniedException
+│   └── Unauthenticated             401
+├── NotFound                        404     ResourceNotFoundException
+├── InUse                           409     ConflictException
+├── Throttled                       429     ThrottlingException          retryable
+├── Unavailable                     503     ServiceUnavailableException  retryable
+│   └── DiskFull
+└── InternalError                   500     InternalServerException      the server's log has the request id
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ from everstep.protocol import constraints
 log = logging.getLogger(__name__)
 
 MAX_FIELDS = 100
-"""Maximum number of invalid fields that one response lists, although a request can have thousands."""
+"""Largest number of fields per response, although a request can have thousands."""
 _KINDS = {
     "int_": "integer",
     "float_": "double",
@@ -53,10 +51,7 @@ _KINDS = {
     "dict_type": "map",
     "model_": "structure",
 }
-"""The API's name of the type that a field requires, by the prefix of pydantic's error type.
-
-For example, pydantic reports the error type `int_type` if a field that requires an integer has another value.
-"""
+"""The API's name of a required type, by the prefix of pydantic's error type, such as `int_` of `int_type`."""
 
 
 class ApiError(Exception):
@@ -169,20 +164,17 @@ MODELED: tuple[type[ApiError], ...] = (
     InternalError,
     Unavailable,
 )
-"""One class for each error type of the API.
-
-`control_plane.contract` generates the errors in the client's botocore service model from these classes.
-"""
+"""One class per error type of the API, from which `control_plane.contract` generates the botocore model's errors."""
 
 
 def install(app: FastAPI) -> None:
-    """Register handlers that turn exceptions of the API, the database and the cloud into error responses."""
+    """Register handlers for exceptions of the API, the database and the cloud."""
     for kind in (ApiError, db.DatabaseError, CloudError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _answer)
 
 
 def translated(error: Exception) -> ApiError:
-    """Return the API error with which the service answers when a route raises an exception."""
+    """Return the API error for an exception of a route."""
     match error:
         case ApiError():
             return error
@@ -234,17 +226,7 @@ def _from_database(error: db.DatabaseError) -> ApiError:
 
 
 def unexpected(error: Exception) -> ApiError:
-    """Return the API error for an exception that has no handler.
-
-    The middleware `control_plane.api.envelope` calls it once per failed request and logs the exception.
-
-    Args:
-        error: the exception that a route raised.
-
-    Returns:
-        `DiskFull` if the exception's code reports a full disk (ENOSPC, EDQUOT, SQLite's message, PostgreSQL's 53100),
-            else `InternalError`.
-    """
+    """Return `DiskFull` if an unhandled exception reports a full disk or quota, else `InternalError`."""
     if is_disk_full(error):
         return DiskFull(
             "disk_full: a disk of the service is full, so the request was not stored.",
@@ -262,7 +244,7 @@ def _internal() -> InternalError:
 
 
 OF_SERVICE = (AccessDenied, RegionUnknown, EndpointRefused)
-"""Errors of the cloud that only the operator of the service can correct. No request is wrong because of them."""
+"""Errors that only the operator of the service can correct. No request is wrong because of them."""
 
 
 def _from_cloud(error: CloudError) -> ApiError:
@@ -297,17 +279,14 @@ def _from_http(error: HTTPException) -> ApiError:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """Return the field path `A.B[0]` for a location of pydantic, without its first part (body, query, path, header)."""
+    """Return the field path `A.B[0]` of pydantic's location, without body, query, path or header."""
     parts = location[1:] if location and location[0] in ("body", "query", "path", "header") else location
     # pydantic appends "[key]" to the location of an invalid dictionary key, which the API's field paths omit.
     return constraints.path_of([part for part in parts if part != "[key]"])
 
 
 def _words(path: str, entry: Mapping[str, Any]) -> str:
-    """Convert one validation error of pydantic to a sentence.
-
-    The SDK (`everstep.validation`) also validates requests, and reports the same error in the same words.
-    """
+    """Convert a validation error of pydantic to a sentence, in the words of the SDK (`everstep.validation`)."""
     kind, given, context = str(entry["type"]), entry.get("input"), entry.get("ctx", {})
     match kind:
         case "missing":

@@ -9,8 +9,6 @@
     4       CRC-32 of all preceding bytes
 
 Source: https://smithy.io/2.0/aws/amazon-eventstream.html
-
-Invariant: the encoding of a message does not depend on other messages.
 """
 
 from __future__ import annotations

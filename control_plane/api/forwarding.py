@@ -1,13 +1,8 @@
-"""Forwards requests that need a job's agents to the control-plane server that manages the job's fleet.
+"""Forwards requests that need a job's agents to the server that holds the lease of the job's fleet.
 
-The agents of a fleet are connected to one server: the server that holds the lease of the fleet. A request that needs
-these agents may arrive at another server. That server forwards the request with the caller's own credentials, which the
-managing server verifies again. The caller receives the managing server's response unchanged.
-
-If the managing server hangs, the forwarding server may take over the fleet's lease. It then ends the request, so that
-the caller can repeat it.
-
-Invariant: a forwarded request is not forwarded again.
+The agents are connected to that server, which verifies the caller's own credentials again. Its response returns
+unchanged. If this server takes over the lease meanwhile, it ends the request, so that the caller can repeat it. A
+forwarded request is not forwarded again.
 """
 
 from __future__ import annotations
@@ -36,33 +31,26 @@ log = logging.getLogger(__name__)
 OF_AGENTS: Final = re.compile(
     r"/v1/training-jobs/(?P<job>[^/]{1,63})/(?:ranks/[^/]+/commands|snapshots(?:/.*)?|logs/follow)"
 )
-"""Paths of the operations that need agents: ExecuteCommand, HoldSnapshot, ReadSnapshot, ReleaseSnapshot, FollowLogs."""
+"""ExecuteCommand, HoldSnapshot, ReadSnapshot, ReleaseSnapshot, FollowLogs."""
 _OF_ONE_CONNECTION: Final = frozenset(
     {
         *("accept-encoding", "connection", "content-length", "date", "expect", "keep-alive", "server", "te"),
         *("trailer", "transfer-encoding", "upgrade", FORWARDED),
     }
 )
-"""Headers that are not forwarded: they describe one connection, or each server sets them itself.
-
-The header Host is forwarded, because a browser's session is valid only for the host that created it.
-"""
+"""Headers of one connection, or of each server. Host is forwarded, because a browser's session is valid only there."""
 
 
 _FORWARDED_FOR: Final = b"x-forwarded-for"
 
 
 class Forwarding:
-    """ASGI middleware that forwards requests to the server that holds the lease of the job's fleet.
-
-    It runs inside the middleware that authenticates callers.
-    """
+    """ASGI middleware that forwards requests, inside the middleware that authenticates callers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one ASGI request. The HTTP server calls this method for each request."""
         holder = await _holder(scope) if scope["type"] == "http" else None
         if holder is None:
             await self._app(scope, receive, send)
@@ -99,10 +87,7 @@ class Forwarding:
 
 
 async def _holder(scope: Scope) -> tuple[FleetName, str] | None:
-    """Return the fleet that a request concerns, and the URL of the server to which it must be forwarded.
-
-    None if this server answers the request itself.
-    """
+    """Return the fleet and the URL of the server for a request; None if this server answers it."""
     match = OF_AGENTS.fullmatch(scope["path"])
     services: Services = scope["app"].state.services
     if match is None or not services.registry.elsewhere or FORWARDED in Headers(scope=scope):
@@ -112,18 +97,9 @@ async def _holder(scope: Scope) -> tuple[FleetName, str] | None:
 
 
 async def _forward(scope: Scope, url: str, body: bytes, send: Send, begun: asyncio.Event) -> str | None:
-    """Send a request to another server, and pass its response on.
+    """Send a request to another server, and pass its response on. Set `begun` when the response begins.
 
-    Args:
-        scope: ASGI scope of the authenticated request.
-        url: base URL of the other server.
-        body: the whole body of the request.
-        send: sends one ASGI message of the response to the caller.
-        begun: set when the response begins.
-
-    Returns:
-        None if the other server began to respond, even if the connection broke during the response. The caller then
-        recognizes the incomplete response. Otherwise, the reason why the other server sent no response.
+    Return why the other server sent no response; None if it began to, even if the connection broke then.
     """
     services: Services = scope["app"].state.services
     query = scope["query_string"].decode("latin-1")
@@ -156,17 +132,13 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class LastHop:
-    """ASGI middleware that believes only the last address of X-Forwarded-For, and only from a trusted proxy.
+    """ASGI middleware that believes only the last address of X-Forwarded-For, from a proxy in `trusted` (CIDR)."""
 
-    A proxy appends the address of its client to what the client has sent. A client may itself have an address that
-    counts as a proxy's, so no earlier address proves anything. `trusted` are addresses and networks (CIDR) of proxies.
-    """
-
+    # A proxy appends its client's address to what the client sent, so no earlier address proves anything.
     def __init__(self, app: ASGIApp, trusted: Sequence[str]) -> None:
         self._app: Any = ProxyHeadersMiddleware(cast(Any, app), list(trusted))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one ASGI request. The HTTP server calls this method for each request."""
         if scope["type"] != "lifespan":
             values = [value for name, value in scope["headers"] if name == _FORWARDED_FOR]
             others = [(name, value) for name, value in scope["headers"] if name != _FORWARDED_FOR]

@@ -1,16 +1,8 @@
-"""Caches token records until the next commit to the database.
+"""Caches the records of valid tokens until the next commit to the database, such as a revocation.
 
-    the token was valid, no commit since, and it has not expired    returns the cached record
-    otherwise                                                       reads the database
-
-Measured for DescribeTrainingJob without a response in the cache of `api.answers` (SQLite, one request at a time, 2
-cores): the token cache lowers the server's CPU time from 2.1 ms to 1.4 ms, and the latency from 3 ms to 1.8 ms.
-
-Each revocation is a commit, so the next request after it reads the database again. If this server cannot see the
-commits of other control-plane servers (`Versions`), it caches nothing.
-
-Invariant: a record is returned only for its own token or session, and only if both are valid. The cache stores digests
-of tokens and cookies, not these themselves.
+Measured for DescribeTrainingJob without a cached response (SQLite, one request at a time, 2 cores): CPU time falls from
+2.1 ms to 1.4 ms, latency from 3 ms to 1.8 ms. Without sight of other servers' commits (`Versions`), it caches nothing.
+It stores digests, not tokens.
 """
 
 from __future__ import annotations

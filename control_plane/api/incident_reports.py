@@ -1,10 +1,6 @@
-"""Collects what DescribeIncident, ListSimilarIncidents and ExportIncident report about an incident.
+"""Collects what DescribeIncident, ListSimilarIncidents and ExportIncident report about an incident. Changes nothing.
 
-This module reads rows and, for the post-mortem, the log in S3. `accounts.incidents`, `core.similar_incidents` and
-`accounts.postmortem` decide what the reports state.
-
-Invariant: the functions of this module change nothing. If S3 does not return the log, the post-mortem lacks only the
-log lines.
+`accounts.incidents`, `core.similar_incidents` and `accounts.postmortem` decide what the reports state.
 """
 
 from __future__ import annotations
@@ -41,25 +37,18 @@ from control_plane.loop.records import as_core, prefix_of, shown_record
 from everstep.protocol.ids import FIRST_STEP, Step
 
 COMPARED_INCIDENTS = 200
-"""Number of incidents that the API compares with a given incident: the newest of the same cause and project."""
+"""The newest of the same cause and project."""
 _AROUND = timedelta(seconds=30)
-"""The post-mortem lists the job's events from this long before the failure until this long after the incident's end."""
+"""Time before the failure and after the incident's end from which a post-mortem lists events."""
 _EVENTS = 100
 _LINES = 60
 _AFTER_SECONDS = 2.0
-"""Tolerance for differences between nodes' clocks, in seconds.
-
-A log line whose time is at most this long after the failure counts as printed before the failure.
-"""
+"""Tolerance between nodes' clocks for lines before the failure."""
 _SIMILAR = 5
 
 
 def cost_usd(session: Session, record: SavedIncident, now: datetime) -> float | None:
-    """Return the cost of an incident until now.
-
-    For a closed incident, the function returns the stored cost. For an open incident, it computes the cost up to `now`.
-    None if the fleet has no price.
-    """
+    """Return the stored cost of a closed incident, or that of an open one until now. None without a price."""
     if record.closed_at is not None:
         return record.cost_usd
     job = jobs.get_run(session, record.run_id)
@@ -71,7 +60,7 @@ def cost_usd(session: Session, record: SavedIncident, now: datetime) -> float | 
 
 
 def summaries(session: Session, found: Sequence[SavedIncident]) -> list[views.Summary]:
-    """Return what failed in each of several incidents, and how it ended. One query reads all their jobs."""
+    """Return what failed in each of several incidents, and how it ended."""
     courses = incidents.jobs_of(session, {each.run_id for each in found})
     return [_summary(each, courses[each.run_id]) for each in found]
 
@@ -83,7 +72,7 @@ def _summary(record: SavedIncident, job: JobOfIncident) -> views.Summary:
 
 
 def detail(services: Services, session: Session, record: SavedIncident) -> views.IncidentDetail:
-    """Return the fields of an incident that DescribeIncident returns and lists of incidents omit."""
+    """Return the fields of DescribeIncident that lists omit."""
     now = services.now()
     about = account(session, record, now)
     duty, subject = _duty(services, session, about, record)
@@ -98,11 +87,11 @@ def detail(services: Services, session: Session, record: SavedIncident) -> views
 
 
 _OF_JOB: Final = {IncidentOutcome.JOB_FAILED: DutyKind.JOB_FAILED, IncidentOutcome.JOB_PAUSED: DutyKind.PAUSED}
-"""Outcomes with which an incident leaves its job a duty, as long as the job has it."""
+"""Outcomes that leave the job a duty."""
 
 
 def _duty(services: Services, session: Session, about: Account, record: SavedIncident) -> tuple[PersonDuty, Subject]:
-    """Return what a person has to do about an incident: its job's duty, or that of nodes that it took out of use."""
+    """Return a person's duty about an incident: its job's, or that of nodes that it took out of use."""
     job, agents = jobs.get_run(session, record.run_id), services.peers.agents().connected
     (of_job,) = disposition.of_jobs(session, [job], agents, services.now().timestamp()).values()
     is_part = about.outcome is IncidentOutcome.OPEN or _OF_JOB.get(about.outcome) is of_job.duty.kind
@@ -110,11 +99,7 @@ def _duty(services: Services, session: Session, about: Account, record: SavedInc
 
 
 def account(session: Session, record: SavedIncident, now: datetime) -> Account:
-    """Return all stored facts about an incident, its job and its nodes.
-
-    `accounts.incidents` derives further texts from these facts: the verdict (what failed, and the job's state), the
-    outcome and the recommended actions.
-    """
+    """Return all stored facts about an incident, its job and its nodes, for the texts of `accounts.incidents`."""
     job = jobs.get_run(session, record.run_id)
     fleet = fleets.find(session, job.fleet_name)  # `fleet` is None if a user deleted the fleet after the job's end.
     checkpoint = checkpoints.newest_complete(session, record.run_id)
@@ -159,20 +144,14 @@ def _idle_count(session: Session, fleet_name: str) -> int:
 
 
 def _was_terminated(node: SavedNode) -> bool:
-    """Return whether Everstep, and neither AWS nor a person, has terminated a node.
-
-    The fleet's loop sets `replaced_at` when it gives a node up. `release` is set if a person decided to end the node.
-    """
+    """Return whether Everstep, and neither AWS nor a person, has terminated a node."""
+    # The fleet's loop sets `replaced_at` when it gives a node up. `release` is a person's decision.
     is_over = node.state in (NodeState.DRAINING, NodeState.GONE)
     return is_over and node.replaced_at is not None and not node.release
 
 
 def similar(session: Session, record: SavedIncident, limit: int) -> tuple[views.Similar, ...]:
-    """Return the incidents of the same cause and project that resemble a given incident most, the most similar first.
-
-    The function compares the newest `COMPARED_INCIDENTS` incidents and returns at most `limit` of them. `session` comes
-    from `Database.read`.
-    """
+    """Return at most `limit` of the newest `COMPARED_INCIDENTS` incidents, the most similar first."""
     which = IncidentFilter(project=record.project, cause=record.cause)
     others = incidents.page(session, which, after=None, limit=COMPARED_INCIDENTS, is_ascending=False)
     by_id = {each.id: each for each in (*others, record)}
@@ -194,10 +173,7 @@ def similar(session: Session, record: SavedIncident, limit: int) -> tuple[views.
 
 
 def post_mortem(services: Services, session: Session, record: SavedIncident, log: LastLines) -> PostMortem:
-    """Return the content of an incident's post-mortem, for `accounts.postmortem.markdown`.
-
-    `session` comes from `Database.read`, and `log` from `last_lines`.
-    """
+    """Return the content of a post-mortem for `accounts.postmortem.markdown`. `log` comes from `last_lines`."""
     now = services.now()
     about = account(session, record, now)
     duty, subject = _duty(services, session, about, record)
@@ -233,7 +209,7 @@ class LastLines:
 
     lines: tuple[str, ...]
     missing: str = ""
-    """The reason why `lines` is empty. The empty string if there are lines."""
+    """Reason why `lines` is empty, else the empty string."""
 
 
 def last_lines(services: Services, record: SavedIncident) -> LastLines:

@@ -1,11 +1,7 @@
 """Parses the JSON bodies of requests, and reports invalid values with their fields.
 
-Python's JSON parser accepts values that the API does not allow: non-finite numbers, integers of any size, and unpaired
-surrogates. The request models accept null for optional fields, although the API allows no null. This parser reports
-each of these values, null included, with the path of its field. The request models check all other rules.
-
-Invariant: a value that `read` returns without a fault contains no null, no non-finite number and
-no text that a database or UTF-8 cannot store. It has at most `MAX_DEPTH` levels.
+Unlike Python's parser and the models, it rejects null, non-finite numbers, text that a database or UTF-8 cannot store,
+and more than `MAX_DEPTH` levels. The request models check all other rules.
 """
 
 from __future__ import annotations
@@ -27,24 +23,20 @@ from everstep.protocol import constraints
 
 MAX_DEPTH: Final = 32
 MAX_VALUES: Final = 4_096
-"""Maximum number of values in a body, more than any valid request has. A body of 1 MiB can contain 500,000."""
+"""More values than any valid request has. A body of 1 MiB can contain 500,000."""
 THREAD_BYTES: Final = 32 * 1024
-"""Length above which a thread of the caller parses a body: the parser needs up to 0.2 s per MiB."""
+"""Length above which a thread of the caller parses a body, at up to 0.2 s per MiB."""
 
 Path = tuple[str | int, ...]
 
 
 class JsonRoute(APIRoute):
-    """A route whose body is parsed by `read` instead of FastAPI.
-
-    The route reports errors in the body only after its dependencies have checked the caller. A caller without the
-    required role therefore gets 403, whatever the body contains.
-    """
+    """A route that parses its body with `read`, and reports errors only after the dependencies accept the caller."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return a handler that parses the body with `read` before FastAPI handles the request.
+        """Return a handler that parses the body before FastAPI handles the request.
 
-        FastAPI calls this method once per route.
+        FastAPI calls this once per route.
         """
         handle = super().get_route_handler()
 
@@ -74,14 +66,7 @@ async def parsed(request: Request) -> tuple[Any, list[tuple[str, str]]]:
 
 
 def read(body: bytes) -> tuple[Any, list[tuple[str, str]]]:
-    """Parse the JSON body of a request.
-
-    Args:
-        body: at most 1 MiB; `api.envelope` rejects longer bodies.
-
-    Returns:
-        The value, and at most `MAX_FIELDS` complaints. The value must not be used if there is a fault.
-    """
+    """Parse a JSON body of at most 1 MiB. Return the value, which no caller uses if there are complaints, and these."""
     try:
         value = json.loads(body, object_hook=SentObject)
     except (ValueError, RecursionError):  # For a body that is not UTF-8, json raises UnicodeDecodeError, a ValueError.
@@ -91,17 +76,15 @@ def read(body: bytes) -> tuple[Any, list[tuple[str, str]]]:
 
 
 def text_complaint(text: str) -> str | None:
-    """Return the reason why a request field may not contain this text, or None if the text is valid."""
+    """Return why a request field may not contain this text, or None."""
     if "\0" in text:
         return constraints.HAS_NUL
     return constraints.HALF_CHARACTER if any("\ud800" <= character <= "\udfff" for character in text) else None
 
 
 def _complaints(value: Any) -> Iterator[tuple[Path, str]]:
-    """Yield the path and the message of each invalid value in a parsed JSON body.
-
-    The function iterates instead of recursing, because the client chooses how deep the body nests.
-    """
+    """Yield the path and the message of each invalid value in a parsed JSON body."""
+    # Iterates, because the client chooses how deep the body nests.
     open_parts: list[tuple[Path, Any]] = [((), value)]
     left = MAX_VALUES
     while open_parts:
@@ -127,10 +110,7 @@ def _complaints(value: Any) -> Iterator[tuple[Path, str]]:
 
 
 def _complaint(part: Any) -> str | None:
-    """Return the reason why one JSON value is invalid, or None if it is valid.
-
-    The function ignores the values inside an object or a list.
-    """
+    """Return why one JSON value, without its members, is invalid, or None."""
     if part is None:
         return constraints.NULL
     if isinstance(part, str):
@@ -145,6 +125,6 @@ def _complaint(part: Any) -> str | None:
 
 
 def _is_json(request: Request) -> bool:
-    """Return whether the Content-Type is one for which FastAPI would parse the body as JSON."""
+    """Return whether FastAPI would parse this Content-Type as JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))

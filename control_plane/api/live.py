@@ -1,10 +1,6 @@
-"""Sends streaming responses of unknown length.
+"""Sends streaming responses of unknown length, until the source ends or the client disconnects or stops reading.
 
-A response ends when its source (the iterator of its body's parts) ends, or when the client disconnects or stops
-reading. `control_plane.api.envelope` detects clients that stop reading.
-
-Invariant: the server buffers data for a slow client only in the client's connection. When the response ends for any
-reason, it closes the source.
+Invariant: data for a slow client waits only in its connection. The end of the response closes the source.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 
 class LiveResponse(StreamingResponse):
-    """A streaming response whose length is unknown when it begins, such as followed log lines."""
+    """A streaming response of unknown length, such as followed log lines."""
 
     def __init__(self, chunks: AsyncGenerator[bytes, None], media_type: str) -> None:
         # X-Accel-Buffering disables the buffering of an nginx proxy, so that each part reaches the client at once.
@@ -28,7 +24,6 @@ class LiveResponse(StreamingResponse):
         self._chunks = chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all parts of the body, until the source or the client ends the response. The server calls it once."""
         try:
             await super().__call__(scope, receive, send)
         finally:

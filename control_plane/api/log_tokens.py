@@ -2,11 +2,8 @@
 
     token = page token of [is_back, generation, one line number per planned node, ...]
 
-`is_back` states whether the token continues towards older lines. The token contains one line number per node, in the
-order of the generation's plan. Node ids would make the token of the largest job too long for a URL.
-
-Invariant: `decode` returns the cursor that `encode` received, as long as the database still has the plan of the
-cursor's generation.
+`is_back` means towards older lines. Line numbers have the order of the generation's plan, because node ids would make
+the largest token too long for a URL. `decode` therefore needs the stored plan.
 """
 
 from __future__ import annotations
@@ -23,16 +20,7 @@ MAX_CHARACTERS: Final = 32_768
 
 
 def encode(cursor: Cursor, generations: Iterable[GenerationFacts], *, is_back: bool = False) -> str:
-    """Return the page token of a position in a job's log.
-
-    Args:
-        cursor: position from which a later call continues.
-        generations: all generations of the job, with their plans.
-        is_back: whether the token continues towards older lines.
-
-    Returns:
-        The token, URL-safe.
-    """
+    """Return the URL-safe token of a position. `generations` are all of the job, with their plans."""
     planned = _planned(generations, cursor.generation)
     positions = [cursor.positions.get(node, 0) for node in planned]
     reported = sum(1 << place for place, node in enumerate(planned) if node in cursor.reported_gaps)
@@ -43,17 +31,9 @@ def encode(cursor: Cursor, generations: Iterable[GenerationFacts], *, is_back: b
 
 
 def decode(token: str, generations: Iterable[GenerationFacts]) -> tuple[bool, Cursor]:
-    """Return whether a token continues towards older lines, and the position (cursor) in it.
+    """Return `is_back` and `cursor` of a NextToken. `generations` are all of the job, with their plans.
 
-    Args:
-        token: text that the caller sent as NextToken.
-        generations: all generations of the job, with their plans.
-
-    Returns:
-        `is_back` and `cursor`, as passed to `encode`.
-
-    Raises:
-        InvalidRequest: the service did not make this token, or the generation's plan is no longer stored.
+    Raises InvalidRequest if the service did not make this token, or the generation's plan is no longer stored.
     """
     try:
         return _decoded(token, generations)
@@ -82,8 +62,5 @@ def _decoded(token: str, generations: Iterable[GenerationFacts]) -> tuple[bool, 
 
 
 def _planned(generations: Iterable[GenerationFacts], number: int) -> dict[NodeId, None]:
-    """Return the nodes of a generation's plan, in the order in which `NextToken` numbers them.
-
-    Empty if the plan is no longer stored.
-    """
+    """Return the nodes of a generation's plan in the order of `NextToken`. Empty if it is no longer stored."""
     return dict.fromkeys(next((sorted(each.ranks) for each in generations if each.number == number), ()))

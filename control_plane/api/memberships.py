@@ -1,11 +1,7 @@
 """Checks for each agent that joins whether its instance is a running member of the fleet's Auto Scaling group.
 
-After a restart of the control plane, all agents of a fleet may join at the same time. Requests about the same group
-therefore share one request to AWS. One thread asks AWS about all members of the group, and the other threads wait for
-this thread's answer.
-
-Invariant: an agent is rejected only by an answer of AWS to a request that began after the agent connected. An agent may
-be admitted by an answer that is up to `SHARED_SECONDS` old.
+After a restart, all agents may join at once, so requests about a group share one request to AWS. An agent is rejected
+only by an answer to a request that began after it connected, but admitted by one up to `SHARED_SECONDS` old.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ from control_plane.cloud.operator import CloudOperator, Ec2State
 from everstep.protocol.ids import NodeId
 
 SHARED_SECONDS: Final = 5.0
-"""Maximum age in seconds at which AWS's answer about an Auto Scaling group may still admit an agent."""
+"""Age up to which AWS's answer may admit an agent."""
 
 
 @dataclass(slots=True)
@@ -31,12 +27,7 @@ class _Group:
 
 
 class Memberships:
-    """AWS's newest answer about the members of each fleet's Auto Scaling group. Thread-safe.
-
-    Args:
-        operator: asks AWS about groups and instances.
-        monotonic: clock that measures the age of an answer, in seconds.
-    """
+    """AWS's newest answer about the members of each fleet's group. Thread-safe."""
 
     def __init__(self, operator: CloudOperator, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._operator = operator
@@ -45,17 +36,9 @@ class Memberships:
         self._groups: dict[str, _Group] = {}
 
     def state(self, group_name: str, node_id: NodeId) -> Ec2State | None:
-        """Return the state of an instance that is a member of a group, as EC2 reports it.
+        """Return EC2's state of a group's member. None if the instance is no member, or is terminating.
 
-        Args:
-            group_name: name of the fleet's Auto Scaling group.
-            node_id: the instance on which the agent claims to run.
-
-        Returns:
-            The state. None if the group does not have the instance, or is terminating it.
-
-        Raises:
-            CloudError: AWS did not answer, or refused the request.
+        Raises CloudError if AWS did not answer, or refused the request.
         """
         arrived_at = self._monotonic()
         with self._lock:

@@ -1,12 +1,7 @@
 """Ends long responses when the access token of their request becomes invalid.
 
-The API checks a token once, at the start of the request. Without further checks, a stream such as FollowLogs would
-outlive a revocation. This middleware therefore checks the token every `TOKEN_CHECK_SECONDS`, from the second part of a
-response on.
-
-While the database does not answer, no token can be revoked, and responses continue.
-
-Invariant: a response that consists of one part causes no check.
+Streams such as FollowLogs would otherwise outlive a revocation. From the second part of a response on, the token is
+checked every `TOKEN_CHECK_SECONDS`. While the database does not answer, responses continue.
 """
 
 from __future__ import annotations
@@ -30,10 +25,7 @@ TOKEN_CHECK_SECONDS: Final = 1.0
 class WhileTokenIsGood:
     """ASGI middleware that ends a response when the token of its request becomes invalid.
 
-    Args:
-        app: the inner application. It stores the token's id in the request's state.
-        is_good: called with the request's ASGI scope and a token id; returns whether the token is valid. May block.
-        poll_seconds: seconds between two checks.
+    `app` stores the token's id in the request's state. `is_good` receives the ASGI scope and a token id, and may block.
     """
 
     def __init__(
@@ -45,7 +37,6 @@ class WhileTokenIsGood:
         self._threads = Workers(1, "token-check")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one ASGI request. The HTTP server calls this method for each request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

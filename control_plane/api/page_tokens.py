@@ -2,10 +2,8 @@
 
     token = base64url(deflate?(JSON array))       opaque to callers, not secret, not signed
 
-A token contains only a position. Each part is checked for type and range. The server rejects a forged token, or decodes
-it to a valid position in a list that the caller may read anyway.
-
-Invariant: `decode` and the part checks raise `ValueError` for every input that is not valid.
+A forged token is rejected, or names a valid position in a list that the caller may read anyway. `decode` and the part
+checks raise `ValueError` for every invalid input.
 """
 
 from __future__ import annotations
@@ -24,35 +22,20 @@ from control_plane.api.schemas.common import MAX_WHOLE_NUMBER
 
 NOT_OURS: Final = "is not a token that this operation returned"
 MAX_BYTES: Final = 1_000_000
-"""Limit of a token's bytes after decompression, because a short token can decompress to a huge text."""
+"""Limit after decompression, because a short token can become a huge text."""
 
 
 def encode(parts: Sequence[Any], *, is_compressed: bool = False) -> str:
-    """Return the token of a position.
-
-    Args:
-        parts: JSON values that name the position, such as the last item's sort key.
-        is_compressed: compress the token. Used for positions that contain one number per node.
-
-    Returns:
-        URL-safe text, from which `decode` returns the same values.
-    """
+    """Return the URL-safe token of a position's JSON values. `is_compressed` is for one number per node."""
     payload = json.dumps(parts, separators=(",", ":")).encode()
     return base64.urlsafe_b64encode(zlib.compress(payload, 9) if is_compressed else payload).decode()
 
 
 def decode(token: str, *, is_compressed: bool = False) -> list[Any]:
-    """Return the JSON values in a page token. The caller must check each value.
+    """Return the JSON values in a page token, each of which the caller must check.
 
-    Args:
-        token: text that the caller sent.
-        is_compressed: must equal the value passed to `encode`.
-
-    Returns:
-        JSON values.
-
-    Raises:
-        ValueError: the token is not base64, not JSON, too long, too deep, or not an array.
+    `is_compressed` must equal that of `encode`. Raises ValueError if the token is not base64, not JSON, too long, too
+    deep, or not an array.
     """
     try:
         payload = base64.b64decode(token.encode(), altchars=b"-_", validate=True)
@@ -70,17 +53,9 @@ def decode(token: str, *, is_compressed: bool = False) -> list[Any]:
 
 
 def position(token: str, *kinds: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """Return the checked elements of a page token.
+    """Return the elements of a page token, each converted by one of `kinds`: `whole`, `number`, `text`, `moment` …
 
-    Args:
-        token: text that the caller sent.
-        *kinds: one check per element: `whole`, `number`, `text`, `moment`, or a function that raises ValueError.
-
-    Returns:
-        One value per check.
-
-    Raises:
-        InvalidRequest: the operation did not issue the token, according to the checks.
+    A check raises ValueError. Raises InvalidRequest if one does, because the operation did not issue the token.
     """
     try:
         return tuple(kind(part) for kind, part in zip(kinds, decode(token), strict=True))
@@ -94,28 +69,28 @@ def refused(message: str = NOT_OURS) -> InvalidRequest:
 
 
 def whole(part: Any) -> int:
-    """Return an element of a page token as an integer of at least 0 that a database can store, or raise ValueError."""
+    """Return an element as an integer from 0 that a database can store, or raise ValueError."""
     if type(part) is not int or not 0 <= part <= MAX_WHOLE_NUMBER:
         raise ValueError(NOT_OURS)
     return part
 
 
 def number(part: Any) -> float:
-    """Return an element of a page token as a finite float, or raise ValueError."""
+    """Return an element as a finite float, or raise ValueError."""
     if type(part) not in (int, float) or not math.isfinite(found := float(whole(part) if type(part) is int else part)):
         raise ValueError(NOT_OURS)
     return found
 
 
 def text(part: Any) -> str:
-    """Return an element of a page token as text that a database can store, or raise ValueError."""
+    """Return an element as text that a database can store, or raise ValueError."""
     if not isinstance(part, str) or text_complaint(part) is not None:
         raise ValueError(NOT_OURS)
     return part
 
 
 def moment(part: Any) -> datetime:
-    """Return an element of a decoded page token as a time in UTC, or raise ValueError."""
+    """Return an element as a time in UTC, or raise ValueError."""
     found = datetime.fromisoformat(text(part))
     if found.tzinfo is None:
         raise ValueError(NOT_OURS)

@@ -1,17 +1,13 @@
 """Reaches the other control-plane servers of an installation.
 
-Each fleet has one managing server: the server that holds the fleet's lease. The agents of the fleet report only to this
-server (docs/adr/0021-one-replica-serves-a-fleet.md). The other servers reach the agents through it:
+The agents of a fleet report only to its managing server, which holds the fleet's lease
+(docs/adr/0021-one-replica-serves-a-fleet.md). The lease contains its URL (`control_plane.replica`). While this server
+manages all fleets, no method reads the database or the network.
 
     what a client needs        how another server provides it
     facts about agents         `agents` reads GET /replicas/agents of the managing server and merges the facts
     requests to agents         `control_plane.api.forwarding` forwards the request to the managing server
     connections of agents      `control_plane.api.relay` relays the frames to the managing server
-
-The lease of a fleet contains the URL of its managing server (`control_plane.replica`). A request that one server passes
-to another has the header `FORWARDED`, and no server passes it on again.
-
-Invariant: while this server manages all fleets, no method reads the database or the network.
 """
 
 from __future__ import annotations
@@ -43,21 +39,15 @@ from everstep.protocol.ids import FleetName, NodeId
 log = logging.getLogger(__name__)
 
 FORWARDED: Final = "everstep-forwarded"
-"""Header that marks a request as forwarded by another server. Its value is the id of the original request."""
+"""Header with the original request's id, which no server forwards again."""
 PATH: Final = "/replicas/agents"
 FACTS_SECONDS: Final = 0.5
-"""Seconds for which this server reuses another server's answer about agents.
-
-After a failed request, this server assumes an empty answer for the same time.
-"""
+"""Seconds for which another server's answer about agents is reused, or assumed empty after a failure."""
 CONNECT_SECONDS: Final = 2.0
 TAKEOVER_CHECK_SECONDS: Final = 1.0
 """Seconds between two checks of `Peers.taken_over`."""
 ANSWER_SECONDS: Final = 75.0
-"""Seconds that this server waits for the next bytes of another server's response.
-
-The limit exceeds the 55 seconds after which an ExecuteCommand call responds at the latest.
-"""
+"""Seconds for the next bytes of another server's response; more than the 55 s of an ExecuteCommand call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,16 +55,13 @@ class KnownAgents:
     """The state of agents, as the servers to which they are connected report it."""
 
     views: Mapping[NodeId, AgentView]
-    """State of each agent, disconnected agents included."""
+    """State by node, disconnected agents included."""
     refused: Mapping[NodeId, int]
-    """Number of messages that the servers rejected, by the sending agent's node.
-
-    Nodes without a rejected message can be missing.
-    """
+    """Rejected messages by the sending agent's node. Nodes without any can be missing."""
 
     @property
     def connected(self) -> Mapping[NodeId, AgentView]:
-        """State of each agent that is connected to a server now."""
+        """State of each agent that is connected now."""
         return {node_id: view for node_id, view in self.views.items() if view.is_connected}
 
 
@@ -85,13 +72,8 @@ _DECODER: Final = msgspec.msgpack.Decoder(KnownAgents)
 class Peers:
     """The other servers of an installation.
 
-    Args:
-        database: contains the lease of each fleet, which names the managing server.
-        registry: the agents that are connected to this server, and the fleets that other servers manage.
-        key: authenticates a server of this installation to the other servers. All servers derive the same key from the
-            server secret.
-        authority: the certificate authority of the installation's servers. None: only public authorities are trusted.
-        monotonic: returns the current time in monotonic seconds.
+    `registry` has the agents of this server, and the fleets that others manage. All servers derive `key` from the
+    server secret. `authority` None: only public authorities are trusted.
     """
 
     def __init__(
@@ -108,23 +90,20 @@ class Peers:
         self._database = database
         self._monotonic = monotonic
         self._facts: dict[str, tuple[float, KnownAgents]] = {}
-        """The newest answer of each server, by URL, with its time."""
+        """Newest answer by URL, with its time."""
         self._reading = threading.Lock()
         self._client: httpx.Client | None = None
         self._http: httpx.AsyncClient | None = None
 
     def url_of(self, fleet: FleetName) -> str:
-        """Return the URL of the server that manages a fleet. Blocks on the database.
-
-        Empty if this server or no server manages the fleet, or if other servers cannot reach the managing server.
-        """
+        """Return the URL of the other server that manages a fleet, or empty. Blocks on the database."""
         if not self.registry.is_elsewhere(fleet):
             return ""
         with self._database.read() as session:
             return _holder(session, fleet)
 
     async def taken_over(self, fleet: FleetName) -> None:
-        """Wait until this server's loops observe that no other server manages `fleet` any more."""
+        """Wait until this server's loops observe that no other server manages `fleet`."""
         seen = 0
         while self.registry.is_elsewhere(fleet):
             seen = await self.registry.wait_for_change(seen, TAKEOVER_CHECK_SECONDS)
@@ -132,13 +111,7 @@ class Peers:
     def holder_of_job(self, text: str, project: str | None) -> tuple[FleetName, str] | None:
         """Return a job's fleet and the URL of the other server that manages it. Blocks on the database.
 
-        Args:
-            text: name or run id of the job.
-            project: the only project to search. None means all projects.
-
-        Returns:
-            The fleet and the URL. None if not exactly one job matches, or if `url_of` returns an empty text for the
-            fleet.
+        None if not exactly one job of the project (None: all) matches, or if `url_of` is empty.
         """
         with self._database.read() as session:
             found = jobs.named(session, text, project)
@@ -149,10 +122,9 @@ class Peers:
             return (fleet, url) if url else None
 
     def agents(self) -> KnownAgents:
-        """Return the state of all agents, merged from this server and from the servers that manage the other fleets.
+        """Return the state of all agents of all servers. Blocks on the database and on those servers.
 
-        Blocks on the database and on those servers. If one of them does not answer within `CONNECT_SECONDS`, its agents
-        are missing.
+        Agents of a server that does not answer within `CONNECT_SECONDS` are missing.
         """
         own = self.own()
         elsewhere = self.registry.elsewhere
@@ -168,19 +140,19 @@ class Peers:
         return KnownAgents(views=views, refused=refused)
 
     def own(self) -> KnownAgents:
-        """Return the state of the agents that have connected to this server, without those of other servers."""
+        """Return the state of this server's own agents."""
         return KnownAgents(views=self.registry.views(), refused=self.registry.refusals())
 
     @cached_property
     def tls(self) -> ssl.SSLContext:
-        """TLS settings that trust the installation's own authority, and the machine's or those in $SSL_CERT_FILE."""
+        """TLS settings that trust the installation's authority, and the machine's or those in $SSL_CERT_FILE."""
         context = ssl.create_default_context()
         if self.authority is not None:
             context.load_verify_locations(cadata=self.authority.certificate)
         return context
 
     def http(self) -> httpx.AsyncClient:
-        """Return the client for forwarded requests. Call it on the event loop; `close` closes the client."""
+        """Return the client for forwarded requests, which `close` closes. Call it on the event loop."""
         if self._http is None:
             self._http = httpx.AsyncClient(
                 verify=self.tls,
@@ -198,10 +170,7 @@ class Peers:
             self._client.close()
 
     def _facts_of(self, url: str) -> KnownAgents:
-        """Return the state of another server's agents, at most `FACTS_SECONDS` old.
-
-        One thread at a time sends a request, and waiting threads use its answer.
-        """
+        """Return the state of another server's agents, at most `FACTS_SECONDS` old. Waiting threads share a request."""
         with self._reading:
             read_at, facts = self._facts.get(url, (float("-inf"), NOTHING))
             if self._monotonic() - read_at >= FACTS_SECONDS:
@@ -221,17 +190,14 @@ class Peers:
 
 
 def encoded(known: KnownAgents) -> bytes:
-    """Encode agents' states for another server, with only those parts of the reports that API responses use."""
+    """Encode those parts of agents' states that API responses use."""
     return msgspec.msgpack.encode(
         replace(known, views={node_id: _shown(view) for node_id, view in known.views.items()})
     )
 
 
 def decoded(data: bytes) -> KnownAgents:
-    """Decode the agents' states that another server has encoded.
-
-    Raises msgspec.MsgspecError if that server runs an incompatible version.
-    """
+    """Decode the agents' states of another server. Raises msgspec.MsgspecError if its version is incompatible."""
     return _DECODER.decode(data)
 
 

@@ -1,7 +1,6 @@
 """Forecasts the start, the cost and the protection of a job for a dry run of CreateTrainingJob. Pure.
 
-Invariant: the forecast follows the rules that apply to real jobs. It uses the same functions as the server's background
-loops.
+It uses the same functions as the server's background loops.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from everstep.protocol.ids import JobName, NodeId, RunId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetNow:
-    """The current state of the fleet for which a dry run forecasts a job."""
+    """The current state of the fleet of a dry run."""
 
     record: FleetRecord
     nodes: Sequence[SavedNode]
-    """Nodes of the fleet that have not ended."""
+    """Nodes of the fleet, without ended ones."""
     connected: frozenset[NodeId]
     history: History
 
@@ -38,18 +37,7 @@ class FleetNow:
 def waiting(
     request: jobs_schemas.CreateTrainingJobRequest, run_id: str, now: float, *, project: str, quota: QuotaRecord | None
 ) -> FleetJob:
-    """Return the queue entry that a job would have in its fleet if this request created it now.
-
-    Args:
-        request: a request that passed admission.
-        run_id: id of the future run.
-        now: Unix seconds.
-        project: project of the future job.
-        quota: quota of that project, or None.
-
-    Returns:
-        An entry for `schedule`.
-    """
+    """Return the queue entry for `schedule` of a job that an admitted request would create now (Unix seconds)."""
     return FleetJob(
         job=JobName(request.training_job_name),
         run=RunId(run_id),
@@ -68,17 +56,10 @@ def waiting(
 def plan(
     spec: SavedJobSpec, job: FleetJob, turns: QueueSchedule, fleet: FleetNow, *, only_project: str | None = None
 ) -> plans_schemas.TrainingJobPlan:
-    """Return the forecast for a job: when it can start, and its expected cost, memory per node and recovery.
+    """Return the forecast of a job: its start, and its expected cost, memory per node and recovery.
 
-    Args:
-        spec: specification from `admit`.
-        job: the job as an entry of the queue.
-        turns: the fleet's schedule, computed with this job in the queue.
-        fleet: the fleet's record, nodes, connected agents and history.
-        only_project: the forecast names only jobs of this project, to hide other projects. None: it names all jobs.
-
-    Returns:
-        The forecast, which a dry run of CreateTrainingJob returns.
+    `turns` is the fleet's schedule with this job in the queue. `only_project` hides jobs of other projects; None names
+    all.
     """
     record = fleet.record
     free = sum(node.state == NodeState.SPARE and NodeId(node.id) in fleet.connected for node in fleet.nodes)

@@ -1,9 +1,8 @@
 """Exposes metrics of this service in Prometheus's text format 0.0.4.
 
-Most values come from the database and the connected agents at the time of the scrape. The server's background loops
-collect further metrics while they run (`control_plane.loop.loop_metrics`). Labels name only unfinished jobs, fleets and
-causes, so the number of series does not grow with steps, incidents, nodes or ranks. Names and units follow
-https://prometheus.io/docs/practices/naming: base units, and `_total` for counters.
+Most values are read at the scrape; the loops collect others (`control_plane.loop.loop_metrics`). Labels name only
+unfinished jobs, fleets and causes, so the number of series stays bounded. Source of names and units:
+https://prometheus.io/docs/practices/naming.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ MICRO: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFacts:
-    """The data from which one scrape computes its metrics."""
+    """The data of one scrape."""
 
     version: str
     jobs: tuple[SavedJob, ...]
     """Jobs that have not ended."""
     shards: Mapping[str, tuple[ShardRecord, ...]]
-    """Shards of the jobs that have not ended, by run id."""
+    """Shards of unfinished jobs, by run id."""
     recoveries: tuple[Recoveries, ...]
-    """Closed incidents and lost steps of the jobs that have not ended, counted by job, cause and restore source."""
+    """Recoveries of unfinished jobs, by job, cause and restore source."""
     fleets: tuple[FleetRecord, ...]
     nodes: tuple[SavedNode, ...]
-    """Nodes that have not ended."""
+    """Nodes of all fleets, without ended ones."""
     connected: frozenset[NodeId]
     refused_count: int
-    """Number of agents' messages that this server, and the servers of the other fleets, rejected."""
+    """Messages of agents that the servers of all fleets rejected."""
     exports: tuple[ExportRecord, ...] = ()
     newest_event_id: int = 0
     is_paused: bool = False
@@ -72,10 +71,7 @@ def exposition(facts: ServerFacts, loop_metrics: LoopMetrics | None) -> bytes:
 
 
 class _Once(Collector):
-    """A collector of the library prometheus_client, which returns the metrics that its constructor receives.
-
-    Each scrape creates a new instance.
-    """
+    """A collector that returns its constructor's metrics, for one scrape."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = metrics
@@ -88,7 +84,7 @@ class _Once(Collector):
 
 
 def families(facts: ServerFacts) -> Iterator[Metric]:
-    """Yield the service's metrics for one scrape, computed from `facts`; one family per metric name."""
+    """Yield the metrics of one scrape, one family per name."""
     info = InfoMetricFamily("everstep_build", "The version of this server.")
     info.add_metric([], {"version": facts.version})
     yield info

@@ -1,11 +1,7 @@
-"""Relays an agent's connection to the server that manages the agent's fleet.
+"""Relays an agent's connection to the server that manages the agent's fleet, with the agent's own token.
 
-A load balancer connects an agent to any server of the installation. The agent must report to the managing server, which
-holds the fleet's lease. Any other server therefore opens a connection to the managing server with the agent's own
-token, and passes frames in both directions.
-
-Invariant: if the relaying server takes the fleet over itself, it closes the agent's connection. The agent then connects
-again, and reports to this server.
+If the relaying server takes the fleet over, it closes the agent's connection. The agent then connects again, and
+reports to this server.
 """
 
 from __future__ import annotations
@@ -27,10 +23,10 @@ from everstep.protocol.ids import FleetName
 log = logging.getLogger(__name__)
 
 TRY_AGAIN: Final = 1013
-"""Close code of the websocket that makes an agent connect again later."""
+"""Close code that makes an agent connect again later."""
 ELSEWHERE: Final = "another replica of the control plane serves this fleet"
 NO_CODE: Final = frozenset({1005, 1006, 1015})
-"""Close codes that RFC 6455 forbids in a close frame, so that `relay` cannot pass them on."""
+"""Close codes that RFC 6455 forbids in a close frame."""
 
 
 async def relay(
@@ -43,23 +39,11 @@ async def relay(
     silence_seconds: float,
     threads: Workers,
 ) -> tuple[int, str]:
-    """Relay a connection until either side ends it.
+    """Relay an agent's connection after its Hello until either side ends it.
 
-    Args:
-        websocket: the agent's connection, after its Hello.
-        peers: names the server that manages the fleet.
-        fleet: the fleet for which the agent's token is valid.
-        secret: the agent's token, which the other server verifies.
-        hello: the agent's first message, as received.
-        silence_seconds: time without an answer to a ping after which the other server counts as lost. TCP alone would
-            not detect a hung server.
-        threads: run the queries of the database.
-
-    Returns:
-        Close code and reason for the agent. `TRY_AGAIN` if the other server does not answer.
-
-    Raises:
-        WebSocketDisconnect: the agent has disconnected.
+    Return close code and reason for the agent. After `silence_seconds` without an answer to a ping, the other server
+    counts as lost, because TCP alone would not detect a hung server; the code is then `TRY_AGAIN`. Raises
+    WebSocketDisconnect if the agent has disconnected.
     """
     url = "" if FORWARDED in websocket.headers else await threads.run(peers.url_of, fleet)
     if not url:
@@ -127,10 +111,7 @@ async def _taken_over(peers: Peers, fleet: FleetName) -> tuple[int, str]:
 
 
 def _code_of(end: ConnectionClosed) -> tuple[int, str]:
-    """Return the close code and reason that the server that manages the fleet sent.
-
-    If the connection broke without them, return `TRY_AGAIN`, so that the agent connects again.
-    """
+    """Return the managing server's close code and reason, or `TRY_AGAIN` if the connection broke without them."""
     if end.rcvd is None or end.rcvd.code in NO_CODE:
         return TRY_AGAIN, ELSEWHERE
     return end.rcvd.code, end.rcvd.reason

@@ -1,12 +1,7 @@
-"""Applies an UpdateTrainingJob request to a job, and validates the result. Pure.
+"""Applies an UpdateTrainingJob request to a job, and validates the result like a new job (`api.admission`). Pure.
 
-`revised` reports all errors of a request together. A change applies at one of two times:
-
-    applies immediately               Priority, Preemptible, RetryStrategy, StoppingCondition, ElasticConfig, Tags: the
-                                      job loop reads them each time it runs.
-    applies with the next generation  Protection, CheckpointConfig: part of a generation's plan, which never changes
-
-Invariant: the updated job also fulfils the rules for new jobs (`api.admission`).
+applies immediately               Priority, Preemptible, RetryStrategy, StoppingCondition, ElasticConfig, Tags
+applies with the next generation  Protection, CheckpointConfig: part of a generation's plan, which never changes
 """
 
 from __future__ import annotations
@@ -35,10 +30,7 @@ from control_plane.db.revisions import Change
 from everstep.protocol import constraints
 
 _WITHOUT_PLAN = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.PREPARING})
-"""States of a job in which no generation runs or loads by a plan.
-
-In these states every change applies immediately, because the job's next plan is made with the changed settings.
-"""
+"""States without a plan in use, in which every change applies immediately."""
 _PARTS_OF_PLAN: Final = frozenset(
     {
         "copies",
@@ -50,7 +42,7 @@ _PARTS_OF_PLAN: Final = frozenset(
         "checkpoint_max_bytes_per_second",
     }
 )
-"""Attributes that a generation's plan contains, so that a change applies with the next generation."""
+"""Attributes in a generation's plan, whose changes apply with the next generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,31 +50,31 @@ class RevisionContext:
     """Facts about the job's fleet, nodes and project that limit how the job may change."""
 
     largest_shard_bytes: int
-    """Largest reported shard of the job; 0 before the first report."""
+    """0 before the first report."""
     node_memory_bytes: int | None
-    """Memory for slots on the fleet's smallest node. None if the value is unknown."""
+    """Memory for slots on the fleet's smallest node, or None."""
     has_price: bool
-    """True if the fleet has a price. A cost limit requires a price."""
+    """A cost limit requires a price."""
     limits: elastic.NodeLimits
-    """Limits of the fleet and of the project for the job's number of nodes."""
+    """Limits of the fleet and the project."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revised:
-    """The job's settings after an update, and the changes that the update makes."""
+    """A job's settings after an update, and the changes."""
 
     spec: SavedJobSpec
     priority: int
     tags: Mapping[str, str]
     changes: tuple[Change, ...]
-    """Changed fields, with old and new value. Empty if the update changes nothing."""
+    """Empty if the update changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
     field: str
     attribute: str
-    """Name of the attribute of `SavedJobSpec` that stores this setting."""
+    """Attribute of `SavedJobSpec`."""
     value: Any
     needs_generation: bool = False
 
@@ -90,16 +82,7 @@ class _Wish:
 def revised(request: UpdateTrainingJobRequest, job: SavedJob, around: RevisionContext) -> Revised:
     """Return the job after an update.
 
-    Args:
-        request: a request that passed the model's validation.
-        job: the job as stored, read in the transaction that will write it.
-        around: facts about the job's fleet, nodes and project that limit the changes.
-
-    Returns:
-        The changed job and its changes.
-
-    Raises:
-        InvalidRequest: the update has errors. The exception lists one field error for each.
+    Raises InvalidRequest with one field error per error.
     """
     wishes = [wish for wish in _wishes(request) if getattr(job.spec, wish.attribute) != wish.value]
     spec = replace(job.spec, **{wish.attribute: wish.value for wish in wishes})

@@ -21,11 +21,9 @@ from everstep.protocol import constraints
 
 
 class Router(APIRouter):
-    """A router whose routes omit response fields without a value and reject unknown parameters.
+    """A router whose routes omit response fields without a value and reject unknown parameters."""
 
-    If a route ignored unknown parameters, a request with a misspelt DryRun would execute the real operation.
-    """
-
+    # If a route ignored unknown parameters, a request with a misspelt DryRun would execute the real operation.
     def __init__(self, **options: Any) -> None:
         super().__init__(route_class=AuditedRoute, **options)
 
@@ -48,11 +46,8 @@ class Router(APIRouter):
 
 
 def _in_thread(endpoint: Callable[..., Any], status: int) -> Callable[..., Any]:
-    """Return an endpoint that runs in one of its caller's threads, and serializes its response to JSON there.
-
-    FastAPI would run it in threads without a share per caller, and serialize the response on the event loop. Coroutines
-    stay unchanged, and endpoints that set their own headers return a model.
-    """
+    """Return an endpoint that runs and serializes its response in one of its caller's threads."""
+    # FastAPI would use threads without a share per caller, and serialize on the event loop.
     if inspect.iscoroutinefunction(endpoint):
         return endpoint
     sets_headers = "response" in inspect.signature(endpoint).parameters
@@ -72,17 +67,12 @@ def _in_thread(endpoint: Callable[..., Any], status: int) -> Callable[..., Any]:
 
 
 class _NothingUnknown:
-    """FastAPI dependency that rejects unknown query fields, text that no database can store, and unexpected bodies.
-
-    `json_body` and the route's model check a body that the route declares.
-    """
+    """FastAPI dependency that rejects unknown query fields, text that no database can store, and unexpected bodies."""
 
     def __init__(self) -> None:
         self.query: frozenset[str] = frozenset()
         self.takes_body = True
-        """True if this dependency ignores the body: the route declares a body, or requests with this method never have
-        a body.
-        """
+        """Whether the route declares a body, or its method never has one."""
 
     async def __call__(self, request: Request) -> None:
         names = [name for name in request.query_params if name not in self.query]

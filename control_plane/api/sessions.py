@@ -2,12 +2,9 @@
 
     cookie   everstep-<installation> = <token id>.<expiry, unix seconds>.<random>.<HMAC-SHA256 of all three>
 
-The cookie is HttpOnly and SameSite=Strict and lasts at most `SESSION_SECONDS`. The database stores no open sessions. It
-stores only the ids of signed-out sessions, until they expire. For each request, the server looks up the token whose id
-is in the cookie. A session therefore ends with its token, and has the token's current role and project.
-
-Invariant: the server never accepts the cookie with a request that a page of another site caused. A cookie never grants
-more than its token. Each sign-in creates a new cookie, and signing out invalidates all copies of the cookie.
+The cookie is HttpOnly and SameSite=Strict and lasts at most `SESSION_SECONDS`. The database stores only the ids of
+signed-out sessions. A session ends with its token, and has the token's current role and project. Requests that a page
+of another site caused are rejected.
 """
 
 from __future__ import annotations
@@ -33,25 +30,12 @@ MAX_COOKIE_LENGTH: Final = 256
 
 
 def cookie_name(services: Services) -> str:
-    """Return the name of the cookie that holds a browser session.
-
-    It is unique per installation, because browsers share cookies between ports of a host.
-    """
+    """Return the cookie's name, unique per installation, because browsers share cookies between ports of a host."""
     return "everstep-" + hashlib.sha256(b"cookie" + services.session_key).hexdigest()[:8]
 
 
 def sign_in(request: Request, response: Response, services: Services, record: TokenRecord) -> datetime:
-    """Create a browser session for a valid token.
-
-    Args:
-        request: the sign-in request, already checked with `require_own_site`.
-        response: receives the session cookie as a header.
-        services: provides the key and the time.
-        record: the token that the user presented, already verified.
-
-    Returns:
-        Time when the session ends, at the latest when the token expires.
-    """
+    """Create a browser session for a verified token, after `require_own_site`. Return its end."""
     latest = services.now() + timedelta(seconds=SESSION_SECONDS)
     expires_at = min(latest, record.expires_at) if record.expires_at is not None else latest
     seconds = int(expires_at.timestamp())
@@ -69,15 +53,7 @@ def sign_in(request: Request, response: Response, services: Services, record: To
 
 
 def sign_out(request: Request, response: Response, services: Services) -> None:
-    """End a browser session, including all copies of its cookie, and delete the cookie.
-
-    Blocks on the database.
-
-    Args:
-        request: already checked with `require_own_site`. It may have no session.
-        response: receives the header that deletes the cookie.
-        services: provides the key and the database.
-    """
+    """End a browser session with all copies of its cookie, if any, after `require_own_site`. Blocks on the database."""
     cookie = request.cookies.get(cookie_name(services))
     if cookie is not None:
         with contextlib.suppress(Unauthenticated):
@@ -115,17 +91,8 @@ async def find(request: Request, services: Services) -> tuple[TokenRecord, datet
 
 
 def require_own_site(request: Request) -> None:
-    """Reject requests that a page of another site made the browser send.
-
-    Browsers do not send a SameSite=Strict cookie with such requests. This check is a second defence, in case a browser
-    does not apply this rule.
-
-    Args:
-        request: the request to check. It may have no session cookie.
-
-    Raises:
-        Forbidden: the request comes from another site, or a request that changes something does not state its origin.
-    """
+    """Raise Forbidden if a page of another site caused the request, or a change does not state its origin."""
+    # A second defence, in case a browser sends a SameSite=Strict cookie with such requests.
     is_safe = request.method in _SAFE_METHODS
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if origin is not None:
@@ -143,18 +110,7 @@ def require_own_site(request: Request) -> None:
 
 
 def _opened(services: Services, cookie: str) -> tuple[str, int]:
-    """Return the token id and the expiry in a session cookie, after verifying the cookie.
-
-    Args:
-        services: provides the key and the time.
-        cookie: value that the browser sent.
-
-    Returns:
-        The token's id, and the expiry in unix seconds.
-
-    Raises:
-        Unauthenticated: the cookie has expired, or this service did not create it.
-    """
+    """Return the token id and the expiry (unix seconds) of a verified cookie, or raise Unauthenticated."""
     payload, _, seal = cookie.rpartition(".")
     is_ours = len(cookie) <= MAX_COOKIE_LENGTH and hmac.compare_digest(seal.encode(), _seal(services, payload).encode())
     if not is_ours:

@@ -1,7 +1,4 @@
-"""Converts the configuration objects of a job (`CheckpointConfig`, …) to attributes of its spec, and back.
-
-CreateTrainingJob, UpdateTrainingJob and DescribeTrainingJob use the same table of names.
-"""
+"""Converts the configuration objects of a job (`CheckpointConfig`, …) to attributes of its spec, and back."""
 
 from __future__ import annotations
 
@@ -34,15 +31,12 @@ _RENAMED: Final = {
     "steps": "rehearsal_steps",
     "trash_hours": "checkpoint_trash_hours",
 }
-"""The attributes of `SavedJobSpec` that have another name than their field."""
+"""Attributes with another name than their field."""
 _ATTRIBUTES: Final = {field.name: field.default for field in fields(SavedJobSpec)}
 
 
 def settings_of(config: Request) -> Iterator[tuple[str, str, Any]]:
-    """Yield the field, the attribute and the value of each setting that has a value.
-
-    The value 0 of a setting that a job need not have is None: an update removes the setting.
-    """
+    """Yield field, attribute and value of each set setting. 0 becomes None, because an update removes the setting."""
     for field in type(config).model_fields:
         attribute, value = _RENAMED.get(field, field), getattr(config, field)
         if value is not None and attribute in _ATTRIBUTES:
@@ -53,12 +47,12 @@ def settings_of(config: Request) -> Iterator[tuple[str, str, Any]]:
 
 
 def stored(*configs: Request) -> dict[str, Any]:
-    """Return the attributes of a new spec that configuration objects determine, including their defaults."""
+    """Return the attributes that configuration objects determine, with their defaults."""
     return {attribute: value for config in configs for _, attribute, value in settings_of(config)}
 
 
 def configured(kind: type[Config], spec: SavedJobSpec, **others: Any) -> Config:
-    """Return a configuration object of a job. `others` contains the fields that differ from their attribute."""
+    """Return a configuration object of a job. `others` are fields that differ from their attribute."""
     alike = {name: getattr(spec, _RENAMED.get(name, name)) for name in kind.model_fields if name not in others}
     plain = {name: value.value if isinstance(value, StrEnum) else value for name, value in alike.items()}
     return kind(**plain, **others)

@@ -1,10 +1,7 @@
-"""Creates the FastAPI application with all routes, and its OpenAPI document.
+"""Creates the FastAPI application with all routes, and its OpenAPI document, without a server's database or cloud.
 
-FastAPI generates the document. This module corrects it where the service differs: all errors have one form, times are
-seconds since 1970, and fields without a value are absent instead of null. `control_plane.contract` generates all other
-descriptions of the API from the corrected document.
-
-Invariant: this module needs no database, cloud or background loop, so generators can use it without a server.
+FastAPI's document is corrected: all errors have one form, times are seconds since 1970, and fields without a value are
+absent instead of null. `control_plane.contract` generates all other descriptions from it.
 """
 
 from __future__ import annotations
@@ -63,12 +60,12 @@ API_VERSION: Final = "2026-01-01"
 TITLE: Final = "Everstep"
 DESCRIPTION: Final = "Trains large models on EC2 Auto Scaling groups and keeps every optimizer step in cluster memory."
 EPOCH: Final = "epoch-seconds"
-"""Name of the JSON Schema format of times in the OpenAPI document. It means seconds since 1970, UTC."""
+"""Format of times in the OpenAPI document: seconds since 1970, UTC."""
 OPEN_OPERATIONS: Final = frozenset({"GetHealth", "GetReadiness"})
-"""Operations that need no token."""
+"""They need no token."""
 _OF_FASTAPI = ("HTTPValidationError", "ValidationError")
 _GATES: Final = {auth.admin: Role.ADMIN.value, auth.user: Role.SUBMITTER.value, auth.reader: Role.VIEWER.value}
-"""The lowest role that a caller needs, by the authentication dependency that a route declares."""
+"""Lowest role by the authentication dependency of a route."""
 ROOMS: Final = (
     jobs,
     job_lists,
@@ -98,18 +95,13 @@ ROOMS: Final = (
     health,
     agents,
 )
-"""All modules that define routes."""
+"""Modules that define routes."""
 
 
 def make_surface(**options: Any) -> FastAPI:
-    """Return an application with all routes.
+    """Return an application with all routes, in whose state the caller stores `Services` at startup.
 
-    Args:
-        **options: further options of FastAPI, for example its lifespan.
-
-    Returns:
-        The application. At startup, the caller must store the services that routes use (such as the database) in the
-        application's state.
+    `options` are FastAPI's, for example its lifespan.
     """
     app = FastAPI(
         title=TITLE,
@@ -143,7 +135,7 @@ def _document_bytes(*, is_packed: bool) -> bytes:
 
 @cache
 def _routes() -> tuple[BaseRoute, ...]:
-    """Return the routes of all modules. The result is cached, so that FastAPI analyzes their parameters only once."""
+    # Cached, so that FastAPI analyzes the parameters only once.
     whole = APIRouter()
     for room in ROOMS:
         whole.include_router(room.router)
@@ -158,7 +150,7 @@ def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
 
 
 def least_roles() -> dict[str, str]:
-    """Return, by operation, the lowest role that may call it. `none` marks an operation that needs no token."""
+    """Return the lowest role per operation. `none`: without a token."""
     found: dict[str, str] = {}
     for room in ROOMS:
         for route in room.router.routes:
@@ -175,10 +167,7 @@ def is_server_sent(operation: Json) -> bool:
 
 @cache
 def _document() -> Json:
-    """Return the OpenAPI document of the routes. Cached, because its construction takes long. Callers do not change it.
-
-    The routes that `control_plane.app` adds are not part of the document.
-    """
+    """Return the OpenAPI document, without the routes of `control_plane.app`. Cached; callers do not change it."""
     document: Json = get_openapi(
         title=TITLE,
         version=API_VERSION,
@@ -233,17 +222,14 @@ def _every(kind: type[errors.ApiError]) -> Iterator[type[errors.ApiError]]:
 
 
 def _without_nul(parameter: Json) -> Json:
-    """Return the OpenAPI description of a parameter, with a pattern that excludes NUL from unrestricted text.
-
-    `deps` rejects NUL in every path and query parameter.
-    """
+    """Exclude NUL from a parameter's unrestricted text, as `deps` does."""
     schema = parameter["schema"]
     is_plain_text = schema.get("type") == "string" and not {"pattern", "enum", "format"} & set(schema)
     return {**parameter, "schema": {**schema, "pattern": r"^[^\x00]*$"}} if is_plain_text else parameter
 
 
 def _plain(schema: Any) -> Any:
-    """Return a JSON schema with times as numbers, and with optional fields instead of nullable fields."""
+    """Return a JSON schema with times as numbers, and optional instead of nullable fields."""
     if isinstance(schema, list):
         return [_plain(part) for part in schema]
     if not isinstance(schema, dict):
@@ -276,7 +262,7 @@ def _may_be_null(schema: Json) -> bool:
 
 
 def _without_titles(schema: Any, *, is_fields: bool = False) -> Any:
-    """Return a schema without pydantic's titles. If `is_fields`, its keys are field names, so a field `title` stays."""
+    """Return a schema without pydantic's titles. If `is_fields`, a key `title` is a field and stays."""
     if isinstance(schema, list):
         return [_without_titles(part) for part in schema]
     if not isinstance(schema, dict):

@@ -1,15 +1,9 @@
 """Reduces the bytes of JSON responses: compression, and 304 for a response that the client already has.
 
-    Compression    gzips the body of a response to GET of at least `MIN_BYTES`, if the client accepts gzip
-    Conditional    adds an ETag, and answers 304 without a body if the client sent the same ETag (If-None-Match)
-
-Only complete JSON responses to GET with status 200 are changed. Streams and files pass through unchanged.
-
-Invariant: a response that contains a token or another credential of Everstep is never compressed, because its length
-could reveal the credential (BREACH). Operations that return credentials are never GET requests, and a test checks this.
-DescribeTrainingJob compresses environment variables, which may contain credentials of the job's owner. This is safe:
-other sites cannot send requests with a session (`api.sessions`), and only members of the job's project can change other
-parts of the response.
+Only complete JSON responses to GET with status 200 change. A response with a credential of Everstep is never
+compressed, because its length could reveal the credential (BREACH): no GET returns one, as a test checks. Environment
+variables of DescribeTrainingJob are safe, because only members of the project can send requests with a session or
+change the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from control_plane.api.caller_threads import Workers
 
 MIN_BYTES: Final = 1_000
-"""Length below which a body is not compressed. It fits into one packet, so compression would save nothing."""
+"""Shorter bodies fit into one packet."""
 THREAD_BYTES: Final = 64_000
 """Length above which a thread compresses the body.
 
@@ -33,12 +27,12 @@ On the event loop, the compression of such a body would delay other requests by 
 """
 PACKING_THREADS: Final = 2
 LEVEL: Final = 4
-"""Level of gzip. Source: measured on ListTrainingJobs of 1,000 jobs; higher levels save little and take much longer."""
+"""Level of gzip, measured on ListTrainingJobs of 1,000 jobs: higher ones save little and take much longer."""
 ETAG_BYTES: Final = 12
 
 
 def accepts_gzip(scope: Scope) -> bool:
-    """Return whether the client of a request accepts a response that is compressed with gzip."""
+    """Return whether the client accepts gzip."""
     accepted = Headers(scope=scope).get("accept-encoding", "").lower()
     for offer in accepted.split(","):
         coding, _, weight = offer.partition(";")
@@ -54,14 +48,13 @@ class _Changing(ABC):
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one ASGI request. The HTTP server calls this method for each request."""
         if scope["type"] == "http" and scope["method"] == "GET" and scope["path"].startswith("/v1/"):
             send = self._changing(scope, send)
         await self._app(scope, receive, send)
 
     @abstractmethod
     async def _changed(self, scope: Scope, start: Message, body: bytes) -> bytes:
-        """Return the new body of a response. May modify the headers of the start message."""
+        """Return a response's new body. May modify the headers of the start message."""
 
     def _changing(self, scope: Scope, send: Send) -> Send:
         start: Message | None = None

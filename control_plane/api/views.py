@@ -1,10 +1,4 @@
-"""Converts database records into the response models of the API.
-
-Invariant: pure.
-
-The module has more than 500 lines. It is not divided, because most conversions are flat lists of fields, and many of
-them use the same functions for a job's status, reason and protection.
-"""
+"""Converts database records into the response models of the API. Pure."""
 
 from __future__ import annotations
 
@@ -125,33 +119,24 @@ _CHECKPOINT_STATUS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Totals over all jobs of a fleet and their incidents, ended jobs included."""
+    """Totals over all jobs of a fleet, ended ones included."""
 
     jobs: JobTotals
     incidents: IncidentTotals
 
 
 def reason_of(job: SavedJob, now: datetime) -> str:
-    """Return the reason of a job's state.
-
-    If the control plane suspects a hang, the text also states for how long the ranks have made no progress.
-    """
+    """Return the reason of a job's state, with the time without progress of a suspected hang."""
     return job_accounts.reason_now(memos.reason_of(job), suspicion_of(job), now.timestamp())
 
 
 def job_summary(
     job: SavedJob, now: datetime, listed: JobDisposition | None = None, incident_counts: tuple[int, int] = (0, 0)
 ) -> jobs_schemas.TrainingJobSummary:
-    """Return a job's entry in a list of jobs.
+    """Return a job's entry in a list.
 
-    Args:
-        job: the job as stored, in any state.
-        now: current time of the server.
-        listed: result of `disposition.of_jobs`, from which the fields follow that only lists contain. None: omit them.
-        incident_counts: number of the job's incidents, and of its open incidents.
-
-    Returns:
-        The summary.
+    `listed` comes from `disposition.of_jobs`; None omits the fields that only lists contain. `incident_counts` are all
+    and the open ones.
     """
     of_lists: dict[str, Any] = {}
     if listed is not None:
@@ -173,7 +158,7 @@ def job_summary(
 
 
 def _of_job(job: SavedJob, shape: type[Shape], now: datetime) -> dict[str, Any]:
-    """Return the fields that a job's entry in a list and its description share."""
+    """Return the fields that an entry in a list and a description share."""
     final, is_over = final_checkpoint_of(job), job.state in states.ENDED_JOBS
     return {
         **alike(job, shape),
@@ -191,7 +176,8 @@ def _of_job(job: SavedJob, shape: type[Shape], now: datetime) -> dict[str, Any]:
 
 
 def _boundary(job: SavedJob) -> int:
-    """Return the steps that the ranks have finished. A commit can be newer than the ranks' newest report."""
+    """Return the steps that the ranks have finished."""
+    # A commit can be newer than the ranks' newest report.
     return max(job.boundary, job.committed_step)
 
 
@@ -211,29 +197,15 @@ def _unstored_outputs(job: SavedJob) -> dict[str, Any]:
 
 
 def queued_behind(turns: QueueSchedule, run: RunId, only_project: str | None) -> list[str]:
-    """Return the names of those jobs ahead of a queued job that the caller may see.
+    """Return the names of those jobs ahead of a queued job that belong to `only_project` (None: all), in order.
 
-    Args:
-        turns: the fleet's schedule, which must contain the job's run.
-        run: run of the queued job.
-        only_project: restrict the names to this project. None: return all.
-
-    Returns:
-        Names of jobs, in starting order.
+    `turns` contains the job's run.
     """
     return [other.job for other in turns.ahead_of(run) if only_project in (None, other.project)]
 
 
 def health(disks: Sequence[FullDisk], version: str) -> health_schemas.HealthResponse:
-    """Return the health of the service.
-
-    Args:
-        disks: full disks of this server and of its database.
-        version: version of this server, such as `1.2.0`.
-
-    Returns:
-        The health response.
-    """
+    """Return the health of the service. `disks` are full ones."""
     conditions = [
         tokens_schemas.ServiceCondition(
             type="disk_full",
@@ -253,16 +225,9 @@ def health(disks: Sequence[FullDisk], version: str) -> health_schemas.HealthResp
 def job_conditions(
     job: SavedJob, node_ids: Sequence[str], agents: Mapping[NodeId, AgentView], disks: Sequence[FullDisk]
 ) -> list[jobs_schemas.Condition]:
-    """Return the current problems of a job's nodes and of the service.
+    """Return the problems of the service, of the job, then of its nodes in order. Empty for an ended job.
 
-    Args:
-        job: the job as stored, in any state.
-        node_ids: nodes of the job.
-        agents: connected agents of all fleets, by node.
-        disks: full disks of this server and of its database.
-
-    Returns:
-        The problems of the service, of the job, then of the nodes in the given order. Empty for a job that has ended.
+    `disks` are full ones.
     """
     if job.state in states.ENDED_JOBS:
         return []
@@ -310,17 +275,8 @@ def job(
 ) -> jobs_schemas.TrainingJob:
     """Return the description of a job.
 
-    Args:
-        found: the job with its plan and incidents, as stored.
-        now: current time of the server.
-        turns: the fleet's schedule, from which the description names the jobs ahead of a queued job.
-        disposition: result of `disposition.of_jobs` for the job.
-        conditions: result of `job_conditions`.
-        wait: result of `capacity_wait`.
-        only_project: restrict names of other jobs to this project. None: show all.
-
-    Returns:
-        The description.
+    `turns` is the fleet's schedule, `disposition` a result of `disposition.of_jobs`, and `only_project` hides other
+    projects' jobs (None: none).
     """
     job, plan, incidents = found.job, found.plan, found.incidents
     stored = memos.store_wait_of(job)
@@ -439,16 +395,10 @@ def _channel(given: JobInput) -> jobs_schemas.Channel:
 def protection(
     job: SavedJob, shards: Sequence[ShardRecord], checkpoint: SavedCheckpoint | None, domains: Mapping[str, str]
 ) -> checkpoints_schemas.DescribeProtectionResponse:
-    """Return the response of DescribeProtection: which nodes hold which shards, and what losses the job survives.
+    """Return the response of DescribeProtection.
 
-    Args:
-        job: the job as stored, in any state.
-        shards: reported shards of the job's newest generation. Ranks that have not reported are missing.
-        checkpoint: the newest complete checkpoint, or None.
-        domains: failure domains of the holders, by node. Nodes without a known domain are missing.
-
-    Returns:
-        The description.
+    Ranks without a report are missing in `shards`, nodes without a known failure domain in `domains`. `checkpoint` is
+    the newest complete one.
     """
     # Agents release the slots of an ended or paused job, so its reported shards are no longer in memory.
     is_over = job.state in states.ENDED_JOBS or is_paused(job)
@@ -484,7 +434,7 @@ def protection(
 
 
 def lapse_view(job: SavedJob) -> checkpoints_schemas.ProtectionLapse | None:
-    """Return the time in which the job's training goes on and nodes keep no further step, or None."""
+    """Return the time in which training goes on while nodes keep no further step, or None."""
     if (lapse := lapse_of(job)) is None:
         return None
     return shaped(lapse, checkpoints_schemas.ProtectionLapse, unkept_steps=max(0, job.boundary - lapse.kept))
@@ -509,10 +459,8 @@ def _holders(job: SavedJob, shard: ShardRecord, domains: Mapping[str, str]) -> l
 
 
 def _fatal_losses(job: SavedJob, shards: Sequence[ShardRecord]) -> tuple[tuple[NodeId, ...], ...]:
-    """Return the smallest sets of nodes whose simultaneous loss makes a shard unrecoverable from memory.
-
-    Only holders in view count. The result is empty until all shards are reported and committed.
-    """
+    """Return the smallest sets of nodes whose simultaneous loss makes a shard unrecoverable from memory."""
+    # Only holders in view count. Empty until all shards are reported and committed.
     if len(shards) < world_size(job) or any(shard.committed_step < 0 for shard in shards):
         return ()
     if job.spec.parity_group_size is not None:
@@ -529,18 +477,15 @@ def _fatal_losses(job: SavedJob, shards: Sequence[ShardRecord]) -> tuple[tuple[N
 
 
 def _misses(shard: ShardRecord) -> bool:
-    """Return whether a node of a parity group lacks the share from which this shard could be rebuilt.
-
-    The result is true if a holder is out of view. It is also true until the rank reports a committed step of this
-    generation. A node that has replaced a lost node receives its share only with this commit.
-    """
+    """Return whether a node of a parity group lacks the share from which this shard could be rebuilt."""
+    # A node that has replaced a lost one receives its share only with the first commit of its generation.
     return shard.committed_step < 0 or not all(holder.is_in_view for holder in shard.holders)
 
 
 def _odds(losses: domain_loss.Losses, domains: Mapping[NodeId, str]) -> list[tuple[int, float]]:
-    """Return the probabilities that every shard survives a simultaneous loss of 1, 2, 3 failure domains.
+    """Return the probabilities that every shard survives a loss of 1, 2, 3 failure domains.
 
-    A node whose failure domain is unknown counts as a separate domain.
+    Unknown ones are separate.
     """
     odds: list[tuple[int, float]] = []
     for count in range(1, min(ODDS_UP_TO_LOST, domain_loss.domain_count(losses, domains)) + 1):
@@ -552,7 +497,7 @@ def _odds(losses: domain_loss.Losses, domains: Mapping[NodeId, str]) -> list[tup
 
 
 def time_span(span: JobSpan, end: int, job: SavedJob) -> jobs_schemas.TimeSpan:
-    """Return a period of a job's life that ends at `end` (microseconds)."""
+    """Return a period of a job that ends at `end` (microseconds)."""
     is_newest = job.ended_at is None and records.at(end / MICRO) == job.accounted_until
     return jobs_schemas.TimeSpan(
         bucket=span.bucket,
@@ -606,7 +551,7 @@ def _verification_message(record: SavedCheckpoint) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Similar:
-    """An incident that resembles a given incident, with its outcome and the common properties."""
+    """An incident that resembles a given one."""
 
     record: SavedIncident
     fleet_name: str
@@ -616,21 +561,21 @@ class Similar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentDetail:
-    """The fields of an incident that DescribeIncident returns and lists of incidents omit."""
+    """Fields of DescribeIncident that lists omit."""
 
     account: Account
     duty: PersonDuty
     subject: Subject
     notes: Sequence[NoteRecord]
     stacks_event_id: int | None
-    """Id of the event with the stacks of the ranks. None if no such event is stored."""
+    """Event with the ranks' stacks, or None."""
     now: float
-    """Time of the request, in Unix seconds."""
+    """Unix seconds of the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One line about an incident: the failure and the outcome."""
+    """The failure and the outcome in one line each."""
 
     headline: str
     outcome: IncidentOutcome
@@ -639,10 +584,7 @@ class Summary:
 def incident(
     record: SavedIncident, cost_usd: float | None, summary: Summary, detail: IncidentDetail | None = None
 ) -> incidents_schemas.Incident:
-    """Convert the record of an incident into its response model.
-
-    `cost_usd` is the incident's cost until now. `detail` is None if the incident is an entry of a list.
-    """
+    """Convert an incident, with its cost until now. `detail` is None in a list."""
     described: dict[str, Any] = {}
     if detail is not None:
         described = {
@@ -727,7 +669,7 @@ def _action(action: Action) -> duties_schemas.DutyAction:
 def capacity_wait(
     wait: CapacityWait | None, *, instance_type: str, availability_zone: str
 ) -> common_schemas.CapacityWait | None:
-    """Return the description of a job's wait for instances of a fleet, or None without such a wait."""
+    """Return a job's wait for instances, or None."""
     if wait is None:
         return None
     return shaped(wait, common_schemas.CapacityWait, instance_type=instance_type, availability_zone=availability_zone)
@@ -758,7 +700,7 @@ def _rank_sources(record: SavedIncident) -> list[incidents_schemas.RankSource]:
 
 
 def drill(record: DrillRecord) -> drills_schemas.Drill:
-    """Convert the record of a drill (a fault that a person injects) into its response model."""
+    """Convert the record of a drill into its response model."""
     return shaped(record, drills_schemas.Drill, outcome=drill_outcome(record.outcome, record.incident_id) or None)
 
 
@@ -769,17 +711,9 @@ def fleet(
     history: History,
     disposition: Disposition,
 ) -> fleets_schemas.Fleet:
-    """Convert the record of a fleet into its response model.
+    """Convert a fleet. `nodes` lacks ended ones; `agents` are of all fleets.
 
-    Args:
-        record: the fleet as stored, in any state.
-        nodes: nodes of the fleet, without ended ones.
-        agents: agents of all fleets that have connected to any server of the installation.
-        history: totals of the fleet's jobs and incidents.
-        disposition: result of `disposition.of_fleets` for the fleet.
-
-    Returns:
-        The description.
+    `disposition` comes from `disposition.of_fleets`.
     """
     connected = {view.node_id for view in agents if view.is_connected}
     return shaped(
@@ -836,19 +770,10 @@ def node(
     with_reasons: bool,
     history: Sequence[ImplicationRecord] = (),
 ) -> nodes_schemas.Node:
-    """Convert the record of a node into its response model.
+    """Convert a node.
 
-    Args:
-        record: the node as stored.
-        agent: the state of the node's agent, or None if the agent has connected to no server that runs now.
-        refused_message_count: number of the agent's messages that the servers rejected.
-        job_name: job that the node works for, or None.
-        price_usd_per_hour: price of the node. None if its fleet has no price.
-        with_reasons: whether to show the reasons of the node's state and request. They may name jobs.
-        history: incidents in which the node was involved.
-
-    Returns:
-        The description.
+    `agent` is None if it has connected to no running server. `price_usd_per_hour` is None without a price.
+    `with_reasons` shows reasons, which may name jobs.
     """
     request = record.request if isinstance(record.request, Requested) else None
     return shaped(
@@ -898,7 +823,7 @@ def _memory(agent: AgentView | None, *, with_ranks: bool) -> nodes_schemas.NodeM
 
 
 def status_transitions(job: SavedJob) -> list[jobs_schemas.SecondaryStatusTransition]:
-    """Return the periods that a job has spent in each detailed status, oldest first."""
+    """Return the periods of a job in each detailed status, oldest first."""
     ends = [transition.at for transition in job.transitions[1:]] + [job.ended_at]
     shown = []
     has_started = has_stepped = False
@@ -943,7 +868,7 @@ def _reliability(spent: Mapping[str, int], incidents: IncidentTotals, *, is_star
 
 
 def _protection_state(job: SavedJob, shards: Sequence[ShardRecord]) -> tuple[ProtectionState, str]:
-    """Return the protection state and, unless it is `Protected`, the reason in a sentence."""
+    """Return the protection state and, unless it is `Protected`, the reason."""
     if job.state in states.ENDED_JOBS:
         return ProtectionState.UNPROTECTED, "The job has ended; its memory was released."
     if is_paused(job):
@@ -990,7 +915,7 @@ def _protection_state(job: SavedJob, shards: Sequence[ShardRecord]) -> tuple[Pro
 
 
 def _incomplete_groups(shards: Sequence[ShardRecord]) -> str:
-    """Return a sentence about the parity groups that survive no node loss. Empty if every group survives one loss."""
+    """Return a sentence about the parity groups that survive no node loss, or empty."""
     incomplete = [shard for shard in shards if _misses(shard)]
     if not incomplete:
         return ""

@@ -39,10 +39,8 @@ from everstep.protocol.ids import NodeId
 log = logging.getLogger(__name__)
 
 SETTINGS_TTL_SECONDS: Final = 30.0
-"""Seconds for which the operator caches the lifecycle hooks, scaling policies and instance type of a group.
-
-A read of these settings takes three calls per Auto Scaling group, and only people change the settings. The control
-plane detects a change after this time at the latest.
+"""Seconds for which the operator caches the lifecycle hooks, scaling policies and instance type of a group. The control
+plane detects a person's change after this time at the latest.
 """
 GROUPS: Final = "AutoScalingGroups"
 GROUPS_PER_CALL: Final = 100
@@ -57,15 +55,12 @@ MEMBERS_PER_CALL: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """Settings of an Auto Scaling group that DescribeAutoScalingGroups does not return, and that need further calls."""
-
     hooks: tuple[LifecycleHook, ...]
     policies: tuple[str, ...]
     instance_type: str
     template: LaunchTemplateRef | None
     read_at: float
     trouble: str
-    """Why the launch template could not be read. Empty if AWS returned the template."""
 
 
 class AwsOperator:
@@ -80,14 +75,11 @@ class AwsOperator:
         self._tagged: set[str] = set()
         self._types = InstanceTypes(self._ec2, monotonic)
         self._failures: dict[str, tuple[LaunchFailure, ...]] = {}
-        """Failures of the newest LaunchInstances of each group."""
 
     def describe_group(self, name: str) -> GroupState:
-        """Return the current state of an Auto Scaling group (see `CloudOperator.describe_group`)."""
         return self.complete_group(self._listed(name))
 
     def list_groups(self, names: Collection[str]) -> Mapping[str, GroupState]:
-        """Return Auto Scaling groups by name (see `CloudOperator.list_groups`)."""
         wanted, found = sorted(set(names)), dict[str, GroupState]()
         for start in range(0, len(wanted), GROUPS_PER_CALL):
             with translated():
@@ -99,7 +91,6 @@ class AwsOperator:
         return found
 
     def complete_group(self, group: GroupState) -> GroupState:
-        """Add lifecycle hooks, scaling policies and instance type to a group (see `CloudOperator.complete_group`)."""
         self._check_tag(group)
         settings = self._group_settings(group.name, group.launch_template, group.members)
         kind, mixed = _instance_type(settings.instance_type, group.mixed), self._with_shapes(group.mixed)
@@ -114,7 +105,6 @@ class AwsOperator:
         )
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
-        """Return the state of every given instance (see `CloudOperator.describe_instances`)."""
         list_reservations = partial(self._paged, "describe_instances", "Reservations")
         reservations = described(list_reservations, instance_ids, size=DESCRIBED_PER_CALL)
         states = [_instance(instance) for reservation in reservations for instance in reservation["Instances"]]
@@ -127,7 +117,6 @@ class AwsOperator:
             return [entry for page in pages for entry in page[key]]
 
     def set_desired(self, name: str, desired_count: int) -> None:
-        """Set an Auto Scaling group's desired capacity (see `CloudOperator.set_desired`)."""
         self._require_tag(name)
         with translated():
             self._auto_scaling.set_desired_capacity(
@@ -135,7 +124,6 @@ class AwsOperator:
             )
 
     def launch_instances(self, name: str, count: int, *, zone: str, token: str) -> Launched:
-        """Launch instances into an Auto Scaling group (see `CloudOperator.launch_instances`)."""
         self._require_tag(name)
         with translated():
             answer = self._auto_scaling.launch_instances(
@@ -156,7 +144,6 @@ class AwsOperator:
         return Launched(instance_ids=tuple(map(NodeId, ids)), failures=failures)
 
     def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
-        """Terminate one instance of an Auto Scaling group (see `CloudOperator.terminate_member`)."""
         with translated():
             answer = self._auto_scaling.describe_auto_scaling_instances(InstanceIds=[instance_id])
         if not answer["AutoScalingInstances"]:
@@ -171,13 +158,11 @@ class AwsOperator:
             )
 
     def reboot_member(self, group: str, instance_id: NodeId) -> None:
-        """Reboot one instance of an Auto Scaling group (see `CloudOperator.reboot_member`)."""
         self._require_member(group, instance_id)
         with translated():
             self._ec2.reboot_instances(InstanceIds=[instance_id])
 
     def strike_member(self, group: str, instance_id: NodeId) -> None:
-        """Terminate one instance of an Auto Scaling group, as a failure would (see `CloudOperator.strike_member`)."""
         self._require_member(group, instance_id)
         with translated():
             self._ec2.terminate_instances(InstanceIds=[instance_id])
@@ -189,7 +174,6 @@ class AwsOperator:
             raise NotFound(f"{instance_id} is not a member of the Auto Scaling group {group!r}, or is leaving it")
 
     def set_work_tags(self, instance_ids: Collection[NodeId], tags: Mapping[str, str]) -> None:
-        """Set or remove the tags that name an instance's job and project (see `CloudOperator.set_work_tags`)."""
         ids = sorted(instance_ids)
         for start in range(0, len(ids), DESCRIBED_PER_CALL):
             batch = ids[start : start + DESCRIBED_PER_CALL]
@@ -201,7 +185,6 @@ class AwsOperator:
                     self._ec2.delete_tags(Resources=batch, Tags=[{"Key": key} for key in WORK_TAGS])
 
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
-        """Release an instance that a terminating hook holds (see `CloudOperator.complete_termination`)."""
         self._require_tag(group)
         with _unless_hook_has_ended():
             self._auto_scaling.complete_lifecycle_action(
@@ -212,7 +195,6 @@ class AwsOperator:
             )
 
     def hold_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
-        """Extend the time for which a terminating hook holds an instance (see `CloudOperator.hold_termination`)."""
         self._require_tag(group)
         with _unless_hook_has_ended():
             self._auto_scaling.record_lifecycle_action_heartbeat(
@@ -220,14 +202,12 @@ class AwsOperator:
             )
 
     def statuses(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceStatus]:
-        """Return scheduled events and failed checks of instances (see `CloudOperator.statuses`)."""
         list_statuses = partial(self._paged, "describe_instance_status", "InstanceStatuses", IncludeAllInstances=True)
         statuses = described(list_statuses, instance_ids, size=STATUSES_PER_CALL)
         found = {NodeId(status["InstanceId"]): _status(status) for status in statuses}
         return {id: status for id, status in found.items() if status != InstanceStatus()}
 
     def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
-        """Return the nodes of AWS's network above each instance (see `CloudOperator.network_nodes`)."""
         list_topology = partial(self._paged, "describe_instance_topology", "Instances")
         instances = described(list_topology, instance_ids, size=STATUSES_PER_CALL)
         found = {NodeId(instance["InstanceId"]): tuple(instance.get("NetworkNodes") or ()) for instance in instances}
@@ -238,14 +218,12 @@ class AwsOperator:
         return creation_times(self._ec2, image_ids)
 
     def console_output(self, instance_id: NodeId) -> bytes:
-        """Return the newest console output of an instance (see `CloudOperator.console_output`)."""
         with translated():
             answer = self._ec2.get_console_output(InstanceId=instance_id, Latest=True)
         output: str = answer.get("Output", "")  # boto3 has already decoded the output from Base64.
         return output.encode(errors="replace")
 
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
-        """Return the failed launches since the last successful one (see `CloudOperator.recent_launch_failures`)."""
         with translated():
             answer = self._auto_scaling.describe_scaling_activities(AutoScalingGroupName=name, MaxRecords=100)
         with self._lock:
@@ -253,7 +231,6 @@ class AwsOperator:
         return recent_failures(answer["Activities"], own)
 
     def protect_new_instances(self, name: str) -> None:
-        """Protect a group's future instances from scale-in (see `CloudOperator.protect_new_instances`)."""
         self._require_tag(name)
         with translated():
             self._auto_scaling.update_auto_scaling_group(
@@ -261,7 +238,6 @@ class AwsOperator:
             )
 
     def protect_members(self, name: str, instance_ids: Collection[NodeId]) -> None:
-        """Protect instances of an Auto Scaling group from scale-in (see `CloudOperator.protect_members`)."""
         self._require_tag(name)
         ids = sorted(instance_ids)
         for start in range(0, len(ids), MEMBERS_PER_CALL):
@@ -273,11 +249,9 @@ class AwsOperator:
                 )
 
     def suspend_processes(self, name: str, processes: Collection[str]) -> None:
-        """Suspend Auto Scaling processes of a group (see `CloudOperator.suspend_processes`)."""
         self._switch_processes(self._auto_scaling.suspend_processes, name, processes)
 
     def resume_processes(self, name: str, processes: Collection[str]) -> None:
-        """Resume Auto Scaling processes of a group (see `CloudOperator.resume_processes`)."""
         self._switch_processes(self._auto_scaling.resume_processes, name, processes)
 
     def _switch_processes(self, call: Callable[..., object], name: str, processes: Collection[str]) -> None:
@@ -288,7 +262,6 @@ class AwsOperator:
             call(AutoScalingGroupName=name, ScalingProcesses=sorted(processes))
 
     def put_termination_hook(self, name: str, hook: LifecycleHook) -> None:
-        """Create or replace an Auto Scaling group's terminating hook (see `CloudOperator.put_termination_hook`)."""
         self._require_tag(name)
         with translated():
             self._auto_scaling.put_lifecycle_hook(
@@ -365,7 +338,6 @@ class AwsOperator:
         return str(versions[0]["LaunchTemplateData"].get("InstanceType", "")) if versions else ""
 
     def _with_shapes(self, mixed: MixedInstances | None) -> MixedInstances | None:
-        """Return a mixed instances policy with the hardware of its types, which EC2 describes once per type."""
         if mixed is None or mixed.features or len(mixed.instance_types) < 2:
             return mixed
         shapes = self._types.shapes(mixed.instance_types)
@@ -407,10 +379,6 @@ def _group(group: Mapping[str, Any]) -> GroupState:
 
 
 def _template(group: Mapping[str, Any]) -> LaunchTemplateRef | None:
-    """Return the launch template of an Auto Scaling group.
-
-    The template may be a property of the group itself or of its mixed instances policy.
-    """
     policy = group.get("MixedInstancesPolicy") or {}
     found = group.get("LaunchTemplate") or (policy.get("LaunchTemplate") or {}).get("LaunchTemplateSpecification")
     if not found:
@@ -483,10 +451,9 @@ def _status(status: dict[str, Any]) -> InstanceStatus:
 
 
 def _scheduled(status: dict[str, Any]) -> Iterator[ScheduledEvent]:
-    """Yield the scheduled events that have not ended.
-
-    AWS lists a finished event for a week, and puts the word `[Completed]` or `[Canceled]` before its description.
-    """
+    """Yield the scheduled events that have not ended."""
+    # AWS lists a finished event for a week, and puts the word `[Completed]` or `[Canceled]` before its
+    # description.
     for event in status.get("Events") or ():
         description = event.get("Description", "")
         if not description.startswith(("[Completed]", "[Canceled]")):

@@ -1,11 +1,5 @@
 """Counts the calls to AWS, and keeps describe calls within a budget per API.
 
-    EC2 describe calls in `BUDGETS`      half of the rate that AWS publishes for the operation, because other tools of
-                                         the account share the limit
-    Auto Scaling describe calls          one budget for all operations, because AWS limits them together. AWS publishes
-                                         no rates; the budget is half of the rate that the local cloud assumes
-    all other calls                      counted, and never delayed
-
 Invariant: a call within its budget is not delayed. A call beyond the budget waits in its thread for at most
 `LONGEST_WAIT_SECONDS`, or raises Throttled without a request to AWS.
 Source: Amazon EC2 Developer Guide, Request throttling for the Amazon EC2 API. Non-mutating actions without filter and
@@ -38,7 +32,6 @@ THROTTLED_CODES: Final = frozenset(
         "SlowDown",
     }
 )
-"""Error codes with which AWS's services throttle a caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +44,7 @@ class CallBudget:
 
 _UNFILTERED: Final = CallBudget(25, 5)
 ALL_DESCRIBE: Final = "Describe*"
-"""Key in `BUDGETS` for all describe operations of a service that have no budget of their own. They share one."""
+"""Key in `BUDGETS` of the shared budget of a service's describe operations that lack an own budget."""
 BUDGETS: Final[Mapping[tuple[str, str], CallBudget]] = {
     ("ec2", "DescribeInstances"): _UNFILTERED,
     ("ec2", "DescribeInstanceStatus"): _UNFILTERED,
@@ -63,10 +56,7 @@ BUDGETS: Final[Mapping[tuple[str, str], CallBudget]] = {
 
 
 class TokenBucket:
-    """The number of calls to one AWS API that the rate limit still permits now. Thread-safe.
-
-    `monotonic` is the clock that refills the bucket.
-    """
+    """The number of calls to one AWS API that the rate limit still permits now. Thread-safe."""
 
     def __init__(self, budget: CallBudget, monotonic: Callable[[], float]) -> None:
         self._budget = budget
@@ -76,14 +66,9 @@ class TokenBucket:
         self._filled_at = monotonic()
 
     def take(self, longest_seconds: float = LONGEST_WAIT_SECONDS) -> float | None:
-        """Reserve one call to AWS within the budget, and return how long the caller must wait before it.
+        """Reserve one call, and return the seconds that the caller must wait before it.
 
-        Args:
-            longest_seconds: longest wait that the caller accepts.
-
-        Returns:
-            Seconds that the caller must wait before the call. None if the wait would exceed `longest_seconds`. In this
-            case, nothing is reserved.
+        None, and no reservation, if the wait would exceed `longest_seconds`.
         """
         with self._lock:
             now = self._monotonic()
@@ -99,10 +84,7 @@ class TokenBucket:
 class CallMeter:
     """Counts and limits the calls that one control-plane server sends to AWS. Thread-safe.
 
-    Args:
-        budgets: limits by boto3's name of the service and AWS's name of the operation, or `ALL_DESCRIBE`.
-        monotonic: clock that refills the budgets, in seconds.
-        wait: blocks the calling thread for the given seconds. None: the thread sleeps.
+    `wait` blocks the calling thread for the given seconds; None means sleep.
     """
 
     def __init__(
@@ -155,10 +137,7 @@ class CallMeter:
         events.register("response-received.*.*", received)
 
     def _hold(self, service: str, operation: str) -> None:
-        """Delay a call to AWS until the budget of its API permits the call.
-
-        Raises Throttled if the delay would exceed `LONGEST_WAIT_SECONDS`.
-        """
+        """Delay a call to AWS until its budget permits the call. Raises Throttled beyond `LONGEST_WAIT_SECONDS`."""
         bucket = self._buckets.get((service, operation))
         if bucket is None and operation.startswith("Describe"):
             bucket = self._buckets.get((service, ALL_DESCRIBE))

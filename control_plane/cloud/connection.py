@@ -1,9 +1,5 @@
 """Makes the boto3 clients of the control plane, and translates botocore's exceptions into `CloudError`.
 
-In local mode, the clients never reach real AWS. Endpoint, region and keys are explicit, boto3 does not read the user's
-environment and AWS files, and proxies are off. A hook rejects every request to a host other than this machine, because
-S3 can redirect a client to another host.
-
 Invariant: code outside this package gets no botocore client and no botocore exception.
 """
 
@@ -56,21 +52,14 @@ log = logging.getLogger(__name__)
 
 LOCAL_REGION: Final = "us-east-1"
 NO_KEYS: Final = LocalKeys(access_key_id="none", secret_access_key="none")
-"""Keys for local mode if the settings name no keys file.
-
-The local cloud rejects these keys. Without any keys, botocore would search for the user's own AWS keys and use them.
-"""
+"""Keys that the local cloud rejects. Without any keys, botocore would search for the user's own AWS keys."""
 CONNECT_TIMEOUT_SECONDS: Final = 3.0
 READ_TIMEOUT_SECONDS: Final = 20.0
 MAX_ATTEMPTS: Final = 3
 
 
 class CloudMode(StrEnum):
-    """Cloud that the control plane uses.
-
-    - LOCAL: only the local cloud on this machine.
-    - AWS: the account of the credentials that boto3 finds.
-    """
+    """The cloud that the control plane uses: the local cloud on this machine, or AWS with boto3's credentials."""
 
     LOCAL = "local"
     AWS = "aws"
@@ -106,12 +95,9 @@ class CloudIdentity:
 class Connection:
     """Makes boto3 clients for one cloud.
 
-    Thread-safe after construction. The object keeps one client per service.
-
-    Args:
-        settings: the cloud to connect to.
-        max_attempts: attempts per call, including the first. botocore waits between two attempts.
-        search_pause: shortest time in seconds between two searches for credentials, while there are none.
+    Thread-safe after construction. The object keeps one client per service. `max_attempts` are the attempts per call,
+    including the first. botocore waits between two attempts. `search_pause` is the shortest time in seconds between two
+    searches for credentials, while there are none.
 
     Raises:
         EndpointRefused: the mode is local, and the endpoint is missing or not on this machine. No request was made.
@@ -148,11 +134,7 @@ class Connection:
     def identify(self) -> CloudIdentity:
         """Ask STS for the AWS account of the credentials, and log account, region and endpoint.
 
-        Returns:
-            Account, region and endpoint.
-
-        Raises:
-            CloudError: STS did not answer, or the process has no credentials.
+        Raises CloudError if STS did not answer, or the process has no credentials.
         """
         with translated():
             account = self.client("sts").get_caller_identity()["Account"]
@@ -198,11 +180,7 @@ def _replica() -> str:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn botocore's exceptions inside the block into a `CloudError`.
-
-    Raises:
-        CloudError: the subclass depends on AWS's error code or the kind of failure.
-    """
+    """Raise CloudError, of the subclass for AWS's error code or the failure, in place of botocore's exceptions."""
     try:
         yield
     except ClientError as error:
@@ -277,14 +255,12 @@ _BY_STATUS: Final[dict[int, type[CloudError]]] = {
 
 
 def _aws_session(search_pause: float) -> botocore.session.Session:
-    """Return a session whose clients use `LateCredentials`, so that credentials may appear after the start."""
     session = botocore.session.Session()
     session.register_component("credential_provider", LateCredentials(pause=search_pause))
     return session
 
 
 def _local_session() -> botocore.session.Session:
-    """Return a session that reads neither the environment nor the user's AWS files."""
     unread = {
         "profile": (None, None, None, None),
         "config_file": (None, None, "/dev/null", None),

@@ -11,12 +11,6 @@
     Terminate and HealthCheck active       requested terminations must take effect, and the group reports its health
     a terminating hook of at most 60 s     a termination by AWS becomes a notice
 
-With these settings, an instance ends only if Everstep terminates it, or if AWS announced its end in a notice. `checks`
-returns the conditions that only the group's owner can meet. `changes` returns the changes that Everstep makes itself.
-The fleet loop calls `drift` about once a second. The function returns all deviations from the contract as sentences.
-These three functions are pure. `ensure` makes the changes when a user creates a fleet. It may be called again at any
-time.
-
 Invariant: `ensure` makes exactly the changes that `changes` returns. Each `Change` contains the function that makes it.
 """
 
@@ -40,17 +34,12 @@ from everstep.protocol.ids import NodeId
 SUSPENDED_PROCESSES: Final = frozenset(
     {"AZRebalance", "ReplaceUnhealthy", "ScheduledActions", "InstanceRefresh", "AlarmNotification"},
 )
-"""Processes of Auto Scaling that the contract suspends.
-
-Launch, Terminate, HealthCheck and AddToLoadBalancer stay active, because the group must launch requested instances and
-report their health. A suspended Launch process does not violate the contract: the fleet shows the suspension as the
-reason why it waits for instances.
+"""Processes of Auto Scaling that the contract suspends. Launch stays active. A person may suspend it; the fleet then
+shows the suspension as the reason why it waits.
 """
 ACTIVE_PROCESSES: Final = ("Terminate", "HealthCheck")
-"""Processes of Auto Scaling that must be active, so that terminations and health reports take effect.
-
-If the group suspends one of them, Everstep does not resume it, because Everstep cannot know the reason. The message of
-the failed check asks the group's owner to resume the process.
+"""Processes of Auto Scaling that must be active, so that terminations and health reports take effect. Everstep does not
+resume them, because a person may have suspended them on purpose.
 """
 MAX_NAMED_MEMBERS: Final = 20
 """Maximum number of a group's instances that one sentence names."""
@@ -61,22 +50,16 @@ TERMINATION_HOOK: Final = LifecycleHook(
     heartbeat_timeout=MAX_HOOK_TIMEOUT,
     default_result="CONTINUE",
 )
-"""The lifecycle hook that delays a termination by AWS, so that the control plane sees it as a notice.
-
-If nobody answers the hook in time, AWS ends the instance (CONTINUE). ABANDON would have the same effect, but the
-activity history of the Auto Scaling group would show a failure.
+"""The lifecycle hook that delays a termination by AWS, so that the control plane sees it as a notice. After CONTINUE,
+AWS's activity history shows no failure, unlike after ABANDON.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A condition of the contract (the required settings) that only the owner of the Auto Scaling group can meet.
-
-    Everstep never changes the settings in the condition.
-    """
+    """A condition of the contract that only the owner of the Auto Scaling group can meet."""
 
     setting: str
-    """The name of the setting in Auto Scaling's API."""
     is_met: bool
     words: str
     """A sentence that names the Auto Scaling group, and states the setting's value or the problem with this value."""
@@ -84,52 +67,33 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change of one setting of an Auto Scaling group to the value that Everstep requires (the contract)."""
+    """A change of one setting of an Auto Scaling group to the value that the contract requires."""
 
     setting: str
-    """The name of the setting in Auto Scaling's API."""
     before: str | None
-    """The current value of the setting as text. None if the Auto Scaling group has no value for the setting."""
+    """None if the Auto Scaling group has no value for the setting."""
     after: str
     why: str
-    """The reason for the change: the sentence in which `drift` describes the current value."""
+    """The sentence in which `drift` describes the current value."""
     make: Callable[[CloudOperator], None] = field(compare=False, repr=False)
-    """A function that calls AWS to make the change. Idempotent."""
+    """Idempotent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensured:
-    """The result of `ensure`: an Auto Scaling group with all required settings, and the changes that `ensure` made."""
+    """The result of `ensure`: the group as AWS described it after the last change, and the changes in their order."""
 
     group: GroupState
-    """The Auto Scaling group, as AWS described it after the last change."""
     made: tuple[Change, ...]
-    """The changes, in the order in which `ensure` made them. Empty if the group already had the required settings."""
 
 
 def drift(group: GroupState) -> tuple[str, ...]:
-    """Return the differences between an Auto Scaling group and the required settings, one sentence each.
-
-    The result is empty if the group has all required settings (the contract).
-
-    Args:
-        group: the group as AWS described it a moment ago.
-
-    Returns:
-        Sentences for events and for the user, in a fixed order.
-    """
+    """Return the deviations of a group from the contract, one sentence each, in a fixed order. Pure."""
     return (*(check.words for check in checks(group) if not check.is_met), *(change.why for change in changes(group)))
 
 
 def checks(group: GroupState) -> tuple[Check, ...]:
-    """Return the conditions on an Auto Scaling group that Everstep needs and only the group's owner can meet.
-
-    Args:
-        group: the group as AWS described it a moment ago.
-
-    Returns:
-        All conditions, met or not, in a fixed order.
-    """
+    """Return the conditions on a group that only its owner can meet, met or not, in a fixed order. Pure."""
     name, zones, policies = group.name, group.availability_zones, group.scaling_policies
     return (
         Check(
@@ -190,11 +154,8 @@ def _template_check(group: GroupState) -> Check:
 
 
 def _mixed_check(name: str, mixed: MixedInstances) -> Check:
-    """Return the check of a mixed instances policy.
-
-    The policy may mix Spot and On-Demand instances, and instance types that can replace each other. Weights are not
-    allowed, because they would change the meaning of the desired capacity.
-    """
+    """Return the check of a mixed instances policy."""
+    # Weights are not allowed, because they would change the meaning of the desired capacity.
     types = mixed.instance_types
     trouble = ""
     if mixed.features:
@@ -212,12 +173,9 @@ def _mixed_check(name: str, mixed: MixedInstances) -> Check:
 
 
 def _difference(mixed: MixedInstances) -> str:
-    """Return why nodes of a mixed instances policy's types cannot replace each other. Empty if they can.
-
-    Users size their jobs for the policy's first instance type, which the Auto Scaling group prefers. Every other type
-    needs the same number of accelerators, because a node runs one rank per accelerator. It needs at least the memory
-    and the EFA interfaces of the first type, because the launch template attaches the same interfaces to all nodes.
-    """
+    """Return why nodes of a mixed instances policy's types cannot replace each other. Empty if they can."""
+    # Users size their jobs for the first instance type, which the group prefers. A node runs one rank per
+    # accelerator. The launch template attaches the same EFA interfaces to all nodes.
     first, *others = mixed.instance_types
     families = list(dict.fromkeys(each.partition(".")[0] for each in mixed.instance_types))
     if len(families) > 1:
@@ -247,14 +205,7 @@ def _processes_check(group: GroupState) -> Check:
 
 
 def changes(group: GroupState) -> tuple[Change, ...]:
-    """Return the changes that give an Auto Scaling group the settings that Everstep requires (the contract).
-
-    Args:
-        group: the group as AWS described it a moment ago.
-
-    Returns:
-        Changes in the order in which `ensure` makes them. Empty if nothing has to change.
-    """
+    """Return the changes that give a group the settings of the contract, in the order in which `ensure` makes them."""
     return tuple(_changes(group))
 
 
@@ -300,10 +251,7 @@ def _changes(group: GroupState) -> Iterator[Change]:
 
 
 def _some(instance_ids: Sequence[NodeId]) -> str:
-    """Return a text with the first `MAX_NAMED_MEMBERS` ids and the number of further ids.
-
-    The text is part of the reason for a change, whose length the API limits.
-    """
+    """Return a text with the first `MAX_NAMED_MEMBERS` ids and the number of further ids. The API limits its length."""
     more = len(instance_ids) - MAX_NAMED_MEMBERS
     return ", ".join(instance_ids[:MAX_NAMED_MEMBERS]) + (f" and {more} more" if more > 0 else "")
 
@@ -311,15 +259,7 @@ def _some(instance_ids: Sequence[NodeId]) -> str:
 def ensure(operator: CloudOperator, group: GroupState) -> Ensured:
     """Give an Auto Scaling group the settings that Everstep requires. Return the group and the changes. Idempotent.
 
-    CreateFleet calls this function. `ensure` makes exactly the changes that `changes` returns for `group`, because a
-    person may have confirmed these changes. `ensure` never changes the settings in `checks`.
-
-    Args:
-        operator: the cloud that owns the group.
-        group: the group as AWS described it a moment ago.
-
-    Returns:
-        The group and the changes.
+    Makes exactly the changes that `changes` returns for `group`, because a person may have confirmed them.
 
     Raises:
         ContractViolation: a condition of `checks` is not met. Nothing was changed.
@@ -334,14 +274,7 @@ def ensure(operator: CloudOperator, group: GroupState) -> Ensured:
 
 
 def require_fit(group: GroupState) -> None:
-    """Raise an error if an Auto Scaling group violates a condition that only the group's owner can meet.
-
-    Args:
-        group: the group as AWS described it a moment ago.
-
-    Raises:
-        ContractViolation: at least one check is not met. The message contains the sentences of all unmet checks.
-    """
+    """Raise ContractViolation with the sentences of all checks of the group that are not met."""
     unmet = [check.words for check in checks(group) if not check.is_met]
     if unmet:
         raise ContractViolation(" ".join(unmet))

@@ -1,10 +1,7 @@
 """AWS credentials that may become available only after the start of the server.
 
-boto3 searches for credentials when it creates a client. If the search finds none, the client never gets credentials.
-The server can start before its instance has an IAM role. Its clients therefore use a `LateCredentials` object, which
-repeats the search at each use until credentials exist.
-
-Invariant: once a search has found credentials, botocore alone renews them.
+boto3 searches for credentials only when it creates a client. The server may start before its instance has an IAM role,
+so its clients repeat the search at each use. Once a search has found credentials, botocore alone renews them.
 """
 
 from __future__ import annotations
@@ -26,15 +23,9 @@ SEARCH_SECONDS: Final = 5.0
 
 
 class LateCredentials(Credentials):  # type: ignore[misc]  # botocore has no types
-    """Credentials from botocore's usual sources, which may have none when the process starts. Thread-safe.
+    """Credentials that may not exist when the process starts. Thread-safe.
 
-    Until a source has credentials, each use searches all sources, unless the last search is less than `pause` seconds
-    ago.
-
-    Args:
-        search: returns the credentials, or None if no source has any.
-        pause: shortest time in seconds between two searches.
-        monotonic: clock that limits how often the object searches.
+    Each use searches for them, at most every `pause` seconds. `search` returns None if no source has any.
     """
 
     def __init__(
@@ -53,13 +44,9 @@ class LateCredentials(Credentials):  # type: ignore[misc]  # botocore has no typ
         self.method = "everstep-late"
 
     def get_frozen_credentials(self) -> Any:
-        """Return the current keys. botocore calls this method for each signature.
+        """Return access key id, secret key and session token.
 
-        Returns:
-            Access key id, secret key and session token.
-
-        Raises:
-            NoCredentialsError: no source has credentials yet.
+        Raises NoCredentialsError if no source has credentials yet.
         """
         with self._lock:
             if self._found is None and self._monotonic() - self._searched_at >= self._pause:
@@ -84,7 +71,7 @@ class LateCredentials(Credentials):  # type: ignore[misc]  # botocore has no typ
 
     @property
     def token(self) -> str | None:
-        """The current session token, or None for permanent keys. Raises NoCredentialsError if no keys exist."""
+        """The session token, or None for permanent keys. Raises NoCredentialsError like `get_frozen_credentials`."""
         found: str | None = self.get_frozen_credentials().token
         return found
 
@@ -94,10 +81,7 @@ class LateCredentials(Credentials):  # type: ignore[misc]  # botocore has no typ
         return getattr(self._found, "account_id", None)
 
     def load_credentials(self) -> LateCredentials:
-        """Return this object.
-
-        botocore calls this method on the provider of a session's credentials. This object is its own provider.
-        """
+        """Return this object, because botocore calls this method on the provider of a session's credentials."""
         return self
 
 

@@ -18,9 +18,8 @@
     ├── RegionUnknown        no source names the AWS region of this server
     └── EndpointRefused      local mode with an endpoint that is not on this machine
 
-The class attribute `retryable` states whether a caller may retry the call. The attribute `obstacle` states why a read
-came to no result. A caller that reads to reach a conclusion concludes nothing from any of these errors, except from
-`NotFound` for an object if the store proves that it answers (see `objects.require_missing`).
+`retryable` states whether a caller may retry the call, `obstacle` why a read came to no result. A caller concludes
+nothing from these errors, except from `NotFound` if the store proves that it answers (`objects.require_missing`).
 """
 
 from __future__ import annotations
@@ -31,11 +30,7 @@ from everstep.protocol.agent_messages import Obstacle
 
 
 class CloudError(Exception):
-    """Base class of all errors of cloud calls.
-
-    The message is a sentence for the operator of the service: AWS's own message if AWS answered. `code` is AWS's error
-    code. It is empty without an answer from AWS.
-    """
+    """Base class of all errors of cloud calls. `code` is AWS's error code, empty without an answer from AWS."""
 
     retryable: ClassVar[bool] = False
     obstacle: ClassVar[Obstacle] = Obstacle.REFUSED
@@ -54,10 +49,7 @@ class Throttled(CloudError):
 
 
 class CloudUnavailable(CloudError):
-    """AWS did not answer in time, answered with a status 5xx, or sent an answer that does not parse.
-
-    The caller does not know whether the call had an effect.
-    """
+    """AWS did not answer in time, answered with 5xx, or sent an unreadable answer. The call may have had an effect."""
 
     retryable = True
     obstacle = Obstacle.NO_ANSWER

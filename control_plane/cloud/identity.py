@@ -1,7 +1,7 @@
 """Verifies the identity of instances from signed requests, with AWS's Security Token Service (STS).
 
-Invariant: each verification sends one request, only to the configured host, and follows no redirects. The verification
-fails for any answer other than STS's answer to GetCallerIdentity.
+Each verification sends one request, only to the configured host, and follows no redirects. Any answer other than STS's
+answer to GetCallerIdentity fails the verification.
 """
 
 from __future__ import annotations
@@ -22,34 +22,26 @@ from control_plane.core.attestation import Principal
 from everstep.protocol import attestation
 
 TIMEOUTS_SECONDS: Final = (3.0, 5.0)
-"""Connect timeout and read timeout of a request to STS, in seconds."""
+"""Connect timeout and read timeout."""
 MAX_ANSWER_BYTES: Final = 16 * 1024
 MAX_QUESTIONS: Final = 16
-"""Limit of concurrent requests to STS.
-
-An agent sends its signature before it has a token. Without the limit, any caller could cause any number of requests.
-"""
+"""Limit of concurrent requests to STS, because an agent sends its signature before it has a token."""
 _NAMESPACE: Final = "{https://sts.amazonaws.com/doc/2011-06-15/}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attestation:
-    """The STS client, the region and the account with which the server verifies the identity of instances.
-
-    A server has this object only if its cloud is AWS.
-    """
+    """The STS client, region and account with which a server verifies instances. Exists only if the cloud is AWS."""
 
     sts: RegionalSts
     region: str
     account: Callable[[], str]
-    """Function that returns the control plane's own account. The first call sends a request to AWS."""
 
 
 class OwnAccount:
-    """The control plane's own AWS account. AWS is asked once, also if many agents prove their identity at once.
+    """The control plane's own AWS account. Concurrent calls send one request.
 
-    Args:
-        ask: returns the account from AWS, and raises CloudError if AWS does not answer. The next call then asks again.
+    A failed request is repeated by the next call.
     """
 
     def __init__(self, ask: Callable[[], str]) -> None:
@@ -58,18 +50,16 @@ class OwnAccount:
         self._account = ""
 
     def __call__(self) -> str:
-        """Return the account. The first call asks AWS; simultaneous calls wait for the answer."""
+        """Return the account."""
         with self._lock:
             self._account = self._account or self._ask()
             return self._account
 
 
 class RegionalSts:
-    """STS (AWS's Security Token Service) of one region. Thread-safe.
+    """STS of one region. Thread-safe.
 
-    Args:
-        region: the control plane's own region.
-        endpoint_url: another URL for STS, for tests. The `host` header still names the region's own host.
+    `endpoint_url` replaces STS's URL in tests; the `host` header still names the region's own host.
     """
 
     def __init__(self, region: str, *, endpoint_url: str | None = None) -> None:
@@ -80,12 +70,6 @@ class RegionalSts:
 
     def whose(self, headers: Mapping[str, str]) -> Principal:
         """Return the principal (the AWS identity) that made a signature.
-
-        Args:
-            headers: the headers of the signed request, including the signature.
-
-        Returns:
-            The principal.
 
         Raises:
             AccessDenied: STS rejects the signature as invalid, expired, or made for another request.
@@ -122,16 +106,9 @@ class RegionalSts:
 
 
 def principal_in(body: bytes) -> Principal:
-    """Return the principal in STS's answer.
+    """Return the principal in the body of an answer with status 200.
 
-    Args:
-        body: the body of an answer with status 200.
-
-    Returns:
-        The principal that the answer names.
-
-    Raises:
-        CloudUnavailable: the body is not STS's answer to GetCallerIdentity.
+    Raises CloudUnavailable if it is not STS's answer.
     """
     wrong = CloudUnavailable("what STS answered is not an answer to GetCallerIdentity")
     # Reject document types (`<!DOCTYPE`), because they can define entities that expand to a huge text.

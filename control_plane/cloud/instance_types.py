@@ -21,12 +21,7 @@ TYPES_RETRY_SECONDS: Final = 30.0
 
 
 class InstanceTypes:
-    """The hardware of instance types. Thread-safe.
-
-    Args:
-        ec2: a client of EC2.
-        monotonic: returns the seconds of a monotonic clock.
-    """
+    """The hardware of instance types. Thread-safe."""
 
     def __init__(self, ec2: Any, monotonic: Callable[[], float]) -> None:
         self._ec2 = ec2
@@ -47,9 +42,9 @@ class InstanceTypes:
         return self._shapes
 
     def encrypting(self, types: Collection[str]) -> frozenset[str]:
-        """Return those types that encrypt traffic between instances, without types that EC2 did not describe.
+        """Return those types that encrypt traffic between instances.
 
-        An error of EC2 must not hide the state of a group, so this method raises none.
+        Raises nothing, because an error of EC2 must not hide a group's state.
         """
         known = self._shapes
         try:
@@ -62,7 +57,6 @@ class InstanceTypes:
 
 
 def _shape(described: Mapping[str, Any]) -> InstanceShape:
-    """Return the hardware of an instance type from EC2's description."""
     gpus = (described.get("GpuInfo") or {}).get("Gpus") or ()
     neurons = (described.get("NeuronInfo") or {}).get("NeuronDevices") or ()
     network = described.get("NetworkInfo") or {}

@@ -1,13 +1,8 @@
 """Receives and parses events of AWS, which EventBridge delivers to an SQS queue.
 
-    EC2, Auto Scaling, Health ──▶ EventBridge rule ──▶ SQS ──▶ `EventQueue` ──▶ `parse` ──▶ a hint, or a notice
-
-Events may be late, duplicated, out of order or lost, and a broad rule delivers unrelated events. An event is therefore
-only a hint to poll EC2 and Auto Scaling, which know the true state. The control plane cannot poll some announcements:
-spot interruptions, rebalance recommendations, and the end of a capacity block. For these, the event itself is the
-notice.
-
-Invariant: `parse` is pure and raises only `MalformedEvent`.
+Events may be late, duplicated, out of order or lost, so an event is only a hint to poll EC2 and Auto Scaling. Some
+announcements cannot be polled: spot interruptions, rebalance recommendations, the end of a capacity block. For these,
+the event itself is the notice.
 Source: Amazon EC2 User Guide (spot interruption notices, rebalance recommendations, state changes, Capacity Blocks),
 Auto Scaling User Guide (event reference), AWS Health User Guide (events in EventBridge).
 """
@@ -31,11 +26,10 @@ SPOT_NOTICE: Final = timedelta(minutes=2)
 BLOCK_END_LEAD: Final = timedelta(minutes=30)
 """Time before the end of a capacity block at which AWS begins to terminate its instances."""
 MAX_BODY_CHARACTERS: Final = 256 * 1024
-"""SQS's limit for the length of a message."""
+"""SQS's limit for a message."""
 RECEIVE_SECONDS: Final = 5
 """Seconds of a long poll: short enough that a server can stop quickly, long enough to save calls."""
 MESSAGES_PER_CALL: Final = 10
-"""SQS's limit for messages per call."""
 
 _HINTS: Final = frozenset(
     {
@@ -55,25 +49,21 @@ class CloudEvent:
     """A parsed AWS event about instances."""
 
     event_id: str
-    """The event's id, the same for every delivery."""
+    """Id that is the same for every delivery."""
     detail_type: str
     """AWS's name of the kind of event."""
     at: datetime
     instance_ids: tuple[NodeId, ...] = ()
-    """The instances that the event names. Empty if the event names none."""
+    """Empty if the event names none."""
     group: str = ""
-    """The Auto Scaling group that the event names, if any."""
     capacity_reservation_id: str = ""
-    """The capacity block whose end AWS announces. If set, the event concerns all instances of the block."""
+    """The capacity block whose end AWS announces. The event concerns all instances of the block."""
     kind: NoticeKind | None = None
-    """The kind of notice, if AWS makes the announcement only by events. None: the event is a hint to poll AWS."""
+    """None: the event is a hint to poll AWS."""
     ends_at: datetime | None = None
     """Time at which AWS may end the instances. None if the event names no time."""
     is_scheduled_change: bool = False
-    """True if EC2 has scheduled, changed or cancelled a maintenance of instances.
-
-    The server then polls EC2's scheduled events.
-    """
+    """True if EC2 scheduled, changed or cancelled a maintenance. The server then polls EC2's scheduled events."""
 
     @property
     def message(self) -> str:
@@ -88,23 +78,16 @@ class QueuedMessage:
 
     message_id: str
     receipt: str
-    """The handle of this delivery. SQS needs it to delete the message."""
+    """Handle of this delivery, with which the reader deletes the message."""
     body: str
     delivery_count: int
 
 
 class EventQueue(Protocol):
-    """A queue of events that any number of control-plane servers may read.
-
-    Synchronous. Raises only `CloudError`.
-    """
+    """A queue of events that any number of servers may read. Synchronous. Raises only `CloudError`."""
 
     def receive(self) -> tuple[QueuedMessage, ...]:
-        """Wait a few seconds for messages, and return them.
-
-        A message stays in the queue until a reader deletes it. For some time, SQS hides a received message from other
-        readers.
-        """
+        """Wait a few seconds for messages, and return them. A message stays in the queue until a reader deletes it."""
 
     def delete(self, receipts: Collection[str]) -> None:
         """Delete messages that the caller has processed, by the handles of their deliveries. Idempotent."""
@@ -118,7 +101,6 @@ class SqsQueue:
         self._url = url
 
     def receive(self) -> tuple[QueuedMessage, ...]:
-        """Wait for messages; see `EventQueue`."""
         with translated():
             answer = self._sqs.receive_message(
                 QueueUrl=self._url,
@@ -137,7 +119,6 @@ class SqsQueue:
         )
 
     def delete(self, receipts: Collection[str]) -> None:
-        """Delete received messages from the queue; see `EventQueue`."""
         entries = [{"Id": str(number), "ReceiptHandle": receipt} for number, receipt in enumerate(receipts)]
         for start in range(0, len(entries), MESSAGES_PER_CALL):
             with translated():
@@ -145,18 +126,9 @@ class SqsQueue:
 
 
 def parse(body: str) -> CloudEvent | None:
-    """Return the event in a message.
+    """Return the event in a message of EventBridge, or None for an unrelated kind, which a broad rule can deliver.
 
-    The control plane calls this function for every message that a queue delivers.
-
-    Args:
-        body: the event as EventBridge writes it.
-
-    Returns:
-        The event. None for other kinds of events, which a broad rule can deliver.
-
-    Raises:
-        MalformedEvent: the message is not an event of AWS, or lacks fields that AWS documents.
+    Pure. Raises MalformedEvent if the message lacks fields that AWS documents.
     """
     if len(body) > MAX_BODY_CHARACTERS:
         raise MalformedEvent(f"{len(body)} characters")
@@ -201,8 +173,6 @@ def parse(body: str) -> CloudEvent | None:
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """The fields that all kinds of AWS events have."""
-
     event_id: str
     detail_type: str
     at: datetime
@@ -240,10 +210,7 @@ def _affected(detail: Mapping[str, object]) -> list[NodeId]:
 
 
 def _time(text: str) -> datetime:
-    """Parse a time and return it in UTC.
-
-    EventBridge writes ISO 8601, and Health writes the format of mail headers.
-    """
+    """Parse a time: ISO 8601 from EventBridge, the format of mail headers from Health."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

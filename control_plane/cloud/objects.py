@@ -1,7 +1,7 @@
 """The Protocol with which the control plane reads and writes S3 objects: sources, manifests, outputs and logs.
 
-Invariant: an object is visible completely or not at all. Calls are synchronous and thread-safe, and
-raise only `CloudError`.
+Invariant: an object is visible completely or not at all. Calls are synchronous and thread-safe, and raise only
+`CloudError`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from everstep.protocol.plan import ObjectReference
 
 STREAM_CHUNK_BYTES = 1024 * 1024
 SMALL_BYTES = 64 * 1024 * 1024
-"""Limit of the objects that the control plane reads whole, such as manifests."""
+"""Limit of the objects that the control plane reads whole."""
 DELETED_AT_ONCE = 1_000
 """Limit of objects per delete call. Source: S3's DeleteObjects."""
 
@@ -28,25 +28,20 @@ class ObjectInfo:
     reference: ObjectReference
     size_bytes: int
     etag: str
-    """The ETag without quotes."""
+    """ETag without quotes."""
     modified_at: datetime
 
 
 def require_missing(objects: ServiceStore, where: ObjectReference, folder: str) -> None:
     """Check that an object is missing, after a read of it raised `NotFound`.
 
-    A status 404 alone does not prove this: the bucket may be another one, or may not be visible to the credentials.
-    The store must also list the folder without the object, and with at least one other object.
-
-    Args:
-        objects: S3.
-        where: bucket and key of the object.
-        folder: key prefix that contains other objects of the same run.
+    A 404 alone is no proof, because the bucket may be another one or invisible to the credentials. The store must also
+    list `folder` without the object, and with at least one other object.
 
     Raises:
         GarbledAnswer: the store lists the object.
         NotFound: the bucket does not exist, or the store lists no object in the folder.
-        CloudError: the store did not list its objects. Whether the object is missing is unknown.
+        CloudError: the store did not list its objects.
     """
     if any(info.reference.key == where.key for info in objects.list(where)):
         raise GarbledAnswer(f"S3 lists s3://{where.bucket}/{where.key}, and also answers that it does not exist")
@@ -55,10 +50,7 @@ def require_missing(objects: ServiceStore, where: ObjectReference, folder: str) 
 
 
 def has_content(objects: ServiceStore, where: ObjectReference, content: bytes) -> bool:
-    """Return whether an object exists with this content. Reads at most one byte more than `content` has.
-
-    Raises CloudError if S3 did not answer.
-    """
+    """Return whether an object exists with this content. Raises CloudError if S3 did not answer."""
     try:
         return objects.get(where, limit_bytes=len(content)) == content
     except (NotFound, ObjectTooLarge):
@@ -66,100 +58,69 @@ def has_content(objects: ServiceStore, where: ObjectReference, content: bytes) -
 
 
 def delete_all(objects: ServiceStore, bucket: str, keys: Sequence[str]) -> None:
-    """Delete any number of objects in a bucket, `DELETED_AT_ONCE` per call. A missing object causes no error."""
+    """Delete any number of objects in a bucket. A missing object causes no error."""
     for first in range(0, len(keys), DELETED_AT_ONCE):
         objects.delete(bucket, keys[first : first + DELETED_AT_ONCE])
 
 
 @dataclass(frozen=True, slots=True)
 class SignedUpload:
-    """A presigned URL. It permits the upload of one body, whose digest and size are part of the URL."""
+    """A presigned URL that uploads one body. Digest and size of the body are part of the URL."""
 
     url: str = field(repr=False)
     headers: Mapping[str, str]
-    """Headers that the upload must contain."""
+    """The upload must contain them."""
 
 
 class ServiceStore(Protocol):
     """Reads, writes, lists and deletes S3 objects by bucket and key.
 
-    Every method raises `NotFound` if the bucket or an object to read does not exist. It raises one of the retryable
-    subclasses of `CloudError` if S3 does not answer.
+    Every method raises `NotFound` if the bucket or an object to read does not exist, and a retryable `CloudError` if S3
+    does not answer.
     """
 
     def put(self, reference: ObjectReference, body: bytes) -> ObjectInfo:
         """Write a small object. Use `put_file` for large objects."""
 
     def put_if_unchanged(self, reference: ObjectReference, body: bytes, *, etag: str = "") -> ObjectInfo:
-        """Write a small object, unless another writer has written it.
+        """Write a small object if the stored one still has `etag`; empty means that none may exist. One atomic step.
 
-        S3 compares and writes in one step, so of two concurrent writers only one succeeds.
-
-        Args:
-            reference: bucket and key of the object.
-            body: the whole content, held in memory.
-            etag: ETag of the object to replace. Empty if no object may exist under the key.
-
-        Returns:
-            Size, ETag and time of the stored object.
-
-        Raises:
-            ObjectChanged: an object exists although `etag` is empty, or the object has another ETag. If boto3 repeated
-                the call after a lost response, the caller itself may have written the object.
+        Raises ObjectChanged if another object exists. After a lost response, the caller itself may have written that
+        object.
         """
 
     def put_file(self, reference: ObjectReference, file: BinaryIO) -> ObjectInfo:
-        """Write an object from a seekable file, from the file's current position to its end.
-
-        Large files are uploaded in parts.
-        """
+        """Write an object from a seekable file, from the file's current position to its end."""
 
     def get(self, reference: ObjectReference, *, limit_bytes: int = SMALL_BYTES) -> bytes:
-        """Return the complete content of a small object.
+        """Return a whole object.
 
-        Raises ObjectTooLarge if it has more than `limit_bytes`. Users can replace objects in their own buckets.
+        Raises ObjectTooLarge beyond `limit_bytes`, because users can replace objects in their buckets.
         """
 
     def stream(self, reference: ObjectReference, *, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
         """Yield the bytes `begin` to `end` of an object in pieces of at most `STREAM_CHUNK_BYTES`.
 
-        If `end` is None or beyond the object, the stream ends with the object. The method raises errors only from the
-        first `next` on.
+        If `end` is None or beyond the object, the stream ends with the object. Errors occur only from the first `next`
+        on.
         """
 
     def head(self, reference: ObjectReference) -> ObjectInfo:
         """Return an object's metadata, without its content."""
 
     def list(self, prefix: ObjectReference, *, after: str = "") -> Iterator[ObjectInfo]:
-        """Yield the objects whose keys start with a prefix, in key order.
+        """Yield the objects whose keys start with a prefix and come after `after`, lazily, in key order.
 
-        Args:
-            prefix: bucket and key prefix; an empty key selects the whole bucket.
-            after: yield only keys after this key, which need not exist. Empty means all keys.
-
-        Returns:
-            A lazy iterator. It calls S3 once per 1,000 objects, the limit of ListObjectsV2.
+        An empty prefix selects the whole bucket.
         """
 
     def sign_upload(
         self, reference: ObjectReference, *, sha256: str, size_bytes: int, seconds: int
     ) -> SignedUpload | None:
-        """Return a presigned URL for the upload of one specific body. Makes no request.
+        """Return a presigned URL for the upload of one body, or None if clients cannot reach the store.
 
-        Args:
-            reference: bucket and key that the URL writes.
-            sha256: digest of the body, hexadecimal.
-            size_bytes: size of the body.
-            seconds: how long the URL is valid.
-
-        Returns:
-            The URL, or None if clients cannot reach the store over the network.
+        Makes no request. `sha256` is hexadecimal. `seconds` limits the URL's validity.
         """
 
     def delete(self, bucket: str, keys: Sequence[str]) -> None:
-        """Delete objects. A missing object causes no error.
-
-        Args:
-            bucket: the bucket that contains all of the objects.
-            keys: at most `DELETED_AT_ONCE` keys.
-        """
+        """Delete at most `DELETED_AT_ONCE` objects. A missing object causes no error."""

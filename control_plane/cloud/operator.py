@@ -1,9 +1,8 @@
 """The Protocol for the cloud: one Auto Scaling group per fleet, its instances, and the calls that change them.
 
 Invariant: every destructive call names one instance. A call lowers the desired capacity only if it terminates a named
-instance, or if the new value is at least the number of existing instances, so that none ends. Calls are synchronous,
-thread-safe and limited in time, and raise only `CloudError`. This module does not depend on jobs, agents or the
-database.
+instance, or if no instance exceeds the new value. Calls are synchronous, thread-safe, limited in time, and raise only
+`CloudError`.
 """
 
 from __future__ import annotations
@@ -18,30 +17,23 @@ from typing import Protocol
 from everstep.protocol.ids import NodeId
 
 FLEET_TAG = "everstep:fleet"
-"""Everstep changes only Auto Scaling groups with this tag. The value of the tag does not matter."""
+"""Everstep changes only Auto Scaling groups with this tag, whatever its value."""
 TERMINATING_TRANSITION = "autoscaling:EC2_INSTANCE_TERMINATING"
 IN_SERVICE = "InService"
-"""Auto Scaling's lifecycle state of an instance in normal operation."""
 WORK_TAGS = ("everstep:job", "everstep:project")
-"""Keys of the tags that name the job and the project for which an instance works."""
 USER_SUSPENDED = "User suspended"
-"""First words of Auto Scaling's reason for a suspension by a customer.
-
-AWS does not document the words for its own suspensions, so any other reason counts as a suspension by AWS.
+"""First words of Auto Scaling's reason for a suspension by a customer. AWS documents no words for its own suspensions.
 """
 _SHORTAGE = re.compile(r"sufficient .*capacity|InsufficientInstanceCapacity", re.IGNORECASE)
-"""Pattern of AWS's messages about a lack of capacity."""
 SHORTAGE_CODE = "InsufficientInstanceCapacity"
-"""EC2's error code for a lack of capacity. Source: Amazon EC2 API Reference, error codes."""
+"""Source: Amazon EC2 API Reference, error codes."""
 
 
 class Ec2State(StrEnum):
-    """The state of an instance, with EC2's values and ABSENT.
+    """The state of an instance, with EC2's values and ABSENT: EC2's answer does not list the id.
 
-    ABSENT means that EC2's answer does not list the id. EC2 drops terminated instances after about an hour, so ABSENT
-    usually means the same as TERMINATED. But EC2 is eventually consistent: an answer may omit an instance that runs, or
-    that its group is still launching. A single answer without the instance is therefore no evidence that the instance
-    has ended. Source: Amazon EC2 Developer Guide, eventual consistency.
+    EC2 drops terminated instances after about an hour. A single answer without the instance is no evidence of its end,
+    because EC2 is eventually consistent. Source: Amazon EC2 Developer Guide, eventual consistency.
     """
 
     PENDING = "pending"
@@ -54,9 +46,9 @@ class Ec2State(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether EC2 lists the instance as ended or ending. False for ABSENT: EC2 does not list such an instance.
+        """Whether EC2 lists the instance as ended or ending, which is enough evidence to exclude its node.
 
-        An ended or ending instance loses its memory. The control plane needs no other evidence to exclude its node.
+        False for ABSENT.
         """
         return self not in (Ec2State.PENDING, Ec2State.RUNNING, Ec2State.ABSENT)
 
@@ -68,18 +60,17 @@ class InstanceState:
     instance_id: NodeId
     state: Ec2State
     state_reason: str = ""
-    """EC2's reason for the state, for example `Client.UserInitiatedShutdown: User initiated shutdown`."""
+    """EC2's reason, such as `Client.UserInitiatedShutdown: User initiated shutdown`."""
     state_code: str = ""
-    """EC2's code of the reason, for example `Client.UserInitiatedShutdown`. Empty without a code."""
+    """EC2's code of the reason, such as `Client.UserInitiatedShutdown`. Empty without a code."""
     private_ip: str | None = None
     instance_type: str = ""
     availability_zone: str = ""
     launched_at: datetime | None = None
     image_id: str = ""
     capacity_reservation_id: str = ""
-    """The capacity reservation or block of the instance, if any."""
     work_tags: Mapping[str, str] = field(default_factory=dict)
-    """The instance's tags with a key in `WORK_TAGS`."""
+    """The instance's tags in `WORK_TAGS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +79,9 @@ class MemberState:
 
     instance_id: NodeId
     lifecycle_state: str
-    """Auto Scaling's state: `Pending`, `Pending:Wait`, `InService`, `Terminating`, `Terminating:Wait`, `Standby` …"""
+    """`Pending`, `Pending:Wait`, `InService`, `Terminating`, `Terminating:Wait`, `Standby` …"""
     health_status: str
-    """Auto Scaling's health status: `Healthy` or `Unhealthy`.
-
-    The control plane does not use the value as evidence, because Auto Scaling never resets Unhealthy. The control plane
-    polls EC2's status checks instead.
-    """
+    """`Healthy` or `Unhealthy`. No evidence, because Auto Scaling never resets Unhealthy."""
     is_protected: bool
     """Whether the instance is protected from scale-in."""
     availability_zone: str
@@ -102,27 +89,17 @@ class MemberState:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the Auto Scaling group is terminating or detaching the instance.
-
-        Such an instance does not count as capacity.
-        """
+        """Whether the group is terminating or detaching the instance, which therefore is no capacity."""
         return self.lifecycle_state.startswith(("Terminat", "Detach"))
 
     @property
     def lacks_protection(self) -> bool:
-        """Whether Everstep must call `protect_members` for the instance, because it lacks protection from scale-in.
-
-        AWS refuses to protect an instance in another state than InService, for example Pending or Terminating. A new
-        instance is protected when it enters service, if its group protected new instances at its launch.
-        """
+        """Whether Everstep must call `protect_members`. AWS protects only InService instances."""
         return self.lifecycle_state == IN_SERVICE and not self.is_protected
 
     @property
     def awaits_termination(self) -> bool:
-        """Whether a terminating hook delays the end of the instance.
-
-        After `complete_termination`, AWS ends the instance immediately.
-        """
+        """Whether a terminating hook delays the end of the instance."""
         return self.lifecycle_state == "Terminating:Wait"
 
 
@@ -150,15 +127,13 @@ class InstanceShape:
     """The hardware properties in which the instance types of a fleet may differ only within limits."""
 
     accelerator_count: int
-    """Number of GPUs or of Neuron devices. A node runs one rank per accelerator."""
+    """GPUs or Neuron devices. A node runs one rank per accelerator."""
     efa_count: int
-    """Maximum number of EFA interfaces. The launch template attaches the same interfaces to all nodes."""
+    """Maximum number of EFA interfaces."""
     memory_mib: int
     encrypts_in_transit: bool = False
-    """Whether EC2 encrypts all traffic between two instances of this type.
-
-    AWS encrypts if both instances are of such a type, in one VPC, and no virtual device is on the path.
-    Source: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/data-protection.html#encryption-transit
+    """Whether EC2 encrypts all traffic between two instances of this type. Source:
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/data-protection.html#encryption-transit
     """
 
 
@@ -169,11 +144,9 @@ class MixedInstances:
     instance_types: tuple[str, ...]
     """Instance types of the overrides, each once, in AWS's order. Empty if no override names a type."""
     features: tuple[str, ...] = ()
-    """Features of the overrides that a fleet cannot use: `InstanceRequirements`, `WeightedCapacity`,
-    `LaunchTemplateSpecification`, `ImageId`.
-    """
+    """Features of the overrides that a fleet cannot use, such as `InstanceRequirements` or `WeightedCapacity`."""
     shapes: Mapping[str, InstanceShape] = field(default_factory=dict)
-    """Hardware by instance type. Valid after `complete_group`. Empty for fewer than two types, or with `features`."""
+    """Valid after `complete_group`. Empty for fewer than two types, or with `features`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,30 +166,21 @@ class GroupState:
     tags: Mapping[str, str]
     launch_template: LaunchTemplateRef | None = None
     instance_type: str = ""
-    """The instance type that the Auto Scaling group launches. With several types, the first of the overrides.
-
-    Empty if the group has no launch template, or if neither the template nor the overrides name a type.
-    """
+    """The type that the group launches; of several, the first. Empty if neither template nor overrides name a type."""
     mixed: MixedInstances | None = None
-    """The group's mixed instances policy. None if it has a plain launch template or a launch configuration."""
+    """None with a plain launch template or a launch configuration."""
     encrypting_types: frozenset[str] = frozenset()
-    """Instance types in the group that encrypt traffic between instances (`encrypts_in_transit`).
-
-    A type that EC2 did not describe is missing. Valid after `complete_group`.
-    """
+    """Types in the group that encrypt traffic between instances. Valid after `complete_group`."""
     has_capacity_rebalance: bool = False
     """Whether AWS replaces Spot instances by itself after a rebalance recommendation."""
     has_warm_pool: bool = False
     status: str = ""
-    """Auto Scaling's status: `Delete in progress` while AWS deletes the group, else empty."""
+    """`Delete in progress` while AWS deletes the group, else empty."""
     suspension_reasons: Mapping[str, str] = field(default_factory=dict)
-    """AWS's reason for each suspension, by suspended process. Processes without a reason are missing."""
+    """Reasons by suspended process. Processes without a reason are missing."""
 
     def is_suspended_by_aws(self, process: str) -> bool:
-        """Return whether AWS itself suspended a process of the Auto Scaling group (an administrative suspension).
-
-        If AWS gives no reason, this method assumes that a person suspended the process.
-        """
+        """Return whether AWS itself suspended a process of the group. Without a reason from AWS, a person did."""
         reason = self.suspension_reasons.get(process, "")
         return process in self.suspended_processes and bool(reason) and not reason.startswith(USER_SUSPENDED)
 
@@ -232,9 +196,9 @@ class LaunchFailure:
 
     at: datetime
     message: str
-    """AWS's message, unchanged."""
+    """AWS's text, unchanged."""
     code: str = ""
-    """AWS's error code. Empty for a failure from the activity history, which has only messages."""
+    """Empty for a failure from the activity history."""
 
     @property
     def is_shortage(self) -> bool:
@@ -252,7 +216,6 @@ class Launched:
     failures: tuple[LaunchFailure, ...] = ()
 
     def __str__(self) -> str:
-        """Return the instances and the error codes, for the stored outcome of the call."""
         return ", ".join([*self.instance_ids, *(failure.code for failure in self.failures)]) or "done"
 
 
@@ -262,13 +225,9 @@ class ScheduledEvent:
 
     event_id: str
     code: str
-    """Kind of the event: `instance-reboot`, `system-reboot`, `system-maintenance`, `instance-retirement` or
-    `instance-stop`.
-    """
+    """EC2's code, such as `instance-reboot`, `system-maintenance`, `instance-retirement` or `instance-stop`."""
     description: str
-    """Text with which AWS describes the event."""
     not_before: datetime | None
-    """The start of the event's time window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,119 +237,85 @@ class InstanceStatus:
     events: tuple[ScheduledEvent, ...] = ()
     """Scheduled events that have not ended."""
     failed_checks: tuple[str, ...] = ()
-    """Status checks that EC2 reports as impaired.
-
-    `system` covers host, power and network. `instance` means that the instance's kernel does not answer.
+    """Checks that EC2 reports as impaired: `system` (host, power, network) or `instance` (the kernel does not answer).
     """
 
 
 class CloudOperator(Protocol):
-    """The operations on AWS that the server's background loops use.
+    """The operations on AWS that the server's background loops use. Thread-safe.
 
-    Each server has one instance, which its threads share. Every method can raise a `CloudError`: `NotFound`,
-    `GroupNotOurs`, `InvalidRequest`, `AccessDenied`, or one of the retryable kinds.
+    Every method can raise a `CloudError`: `NotFound`, `GroupNotOurs`, `InvalidRequest`, `AccessDenied`, or a retryable
+    kind.
     """
 
     def describe_group(self, name: str) -> GroupState:
-        """Return the current state of an Auto Scaling group, with its hooks, scaling policies and instance type.
-
-        Raises `NotFound` if the group does not exist.
-        """
+        """Return the current state of an Auto Scaling group, with its hooks, scaling policies and instance type."""
 
     def list_groups(self, names: Collection[str]) -> Mapping[str, GroupState]:
-        """Return Auto Scaling groups as a mapping from their names, with one request per 100 names.
+        """Return the groups that exist, by name, also without `FLEET_TAG`. One request per 100 names.
 
-        The poller of AWS calls this method for each poll. The result omits groups that do not exist, and includes
-        groups without `FLEET_TAG`. The fields `hooks`, `scaling_policies`, `instance_type`, `encrypting_types` and
-        `mixed.shapes` are valid only after `complete_group`.
+        The fields `hooks`, `scaling_policies`, `instance_type`, `encrypting_types` and `mixed.shapes` are valid only
+        after `complete_group`.
         """
 
     def complete_group(self, group: GroupState) -> GroupState:
-        """Return an Auto Scaling group from `list_groups`, completed by its hooks, scaling policies and instance type.
-
-        These settings may be up to half a minute old. Raises `GroupNotOurs` if the group lacks the tag `FLEET_TAG`,
-        which permits Everstep to change the group.
-        """
+        """Return a group from `list_groups` with hooks, scaling policies and instance type, which may be 30 s old."""
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
-        """Return the state of every given instance, by instance id.
-
-        Instances that EC2 does not know have the state ABSENT.
-        """
+        """Return the state of every given instance. An instance that EC2 does not list is ABSENT."""
 
     def set_desired(self, name: str, desired_count: int) -> None:
-        """Set an Auto Scaling group's desired capacity. Idempotent. Only the fleet loop's decisions cause this call."""
+        """Set an Auto Scaling group's desired capacity. Idempotent."""
 
     def launch_instances(self, name: str, count: int, *, zone: str, token: str) -> Launched:
-        """Launch instances into an Auto Scaling group, and raise its desired capacity by `count`.
+        """Launch at most 100 instances in one zone of a group with a launch template, and raise its desired capacity.
 
-        AWS raises the capacity also if launches fail for lack of capacity, and the group then retries them by itself.
-        `recent_launch_failures` includes these failures. A repeated call with the same token within 8 hours launches
-        nothing and returns the first answer, or raises `CloudUnavailable` while AWS still executes it.
-
-        Args:
-            name: a tagged group with a launch template.
-            count: number of instances, at most 100.
-            zone: Availability Zone of the instances, one of the group's.
-            token: idempotency token of 1 to 64 letters, digits, `-`, `_` and `/`.
-
-        Returns:
-            The launched instances, which are still pending, and the failures.
+        AWS raises the capacity even if launches fail for lack of capacity. The group then retries them, and
+        `recent_launch_failures` includes the failures. A repeated call with the same token within 8 hours launches
+        nothing and returns the first answer, or raises `CloudUnavailable` while AWS still executes it. `token` has 1 to
+        64 letters, digits, `-`, `_` and `/`.
         """
 
     def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
-        """Terminate one instance of a tagged group, or remove an already ended instance from the Auto Scaling group.
+        """Terminate one instance of a group, or remove an ended one. Never ends another instance.
 
-        A repeated call for an instance that is terminating or has ended raises `NotFound` or does nothing. The call
-        never ends another instance.
-
-        Args:
-            instance_id: the only instance that the call may end.
-            decrement: whether to lower the desired capacity too. If false, the group launches a replacement.
+        Without `decrement`, the group launches a replacement. A repeated call raises `NotFound` or does nothing.
         """
 
     def reboot_member(self, group: str, instance_id: NodeId) -> None:
-        """Reboot one instance of an Auto Scaling group with `FLEET_TAG`. Not idempotent.
+        """Reboot one instance, which loses its memory. Not idempotent.
 
-        The instance keeps its host and its addresses, and loses the content of its memory. Raises `NotFound` if the
-        instance is no member of the group or is terminating, so the call cannot reboot an instance outside the fleet.
+        Raises `NotFound` if it is no member or terminates.
         """
 
     def strike_member(self, group: str, instance_id: NodeId) -> None:
-        """Terminate one instance of an Auto Scaling group through EC2, to simulate a failure. Idempotent.
+        """Terminate one instance through EC2 without a lifecycle hook, to simulate a failure.
 
-        Only drills use this method. Auto Scaling gets no announcement, so no lifecycle hook delays the end. Raises
-        `NotFound` if the instance is no member of the group or is terminating.
+        Only drills use this method. Idempotent. Raises `NotFound` if the instance is no member or terminates.
         """
 
     def set_work_tags(self, instance_ids: Collection[NodeId], tags: Mapping[str, str]) -> None:
-        """Give instances these values of `WORK_TAGS`, or remove both tags if `tags` is empty. Idempotent.
+        """Give instances these `WORK_TAGS`, or remove both if `tags` is empty. Idempotent.
 
-        Raises `NotFound`, and may change nothing, if EC2 does not know one of the instances.
+        Raises `NotFound`, and may change nothing, if EC2 does not list one of the instances.
         """
 
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
-        """Release an instance that a terminating hook holds. Idempotent.
-
-        If the hook no longer holds the instance, the call has no effect.
-        """
+        """Release an instance that a terminating hook holds. No effect if the hook no longer holds it."""
 
     def hold_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
-        """Extend the time for which a terminating hook holds an instance, by the hook's timeout.
+        """Extend a terminating hook's hold of an instance by the hook's timeout.
 
-        If the hook no longer holds the instance, the call has no effect.
+        No effect if the hook no longer holds it.
         """
 
     def statuses(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceStatus]:
-        """Return scheduled events and failed status checks of instances.
-
-        The result contains only instances with an event or a failed check. Ids that EC2 does not list cause no error.
-        """
+        """Return only instances with a scheduled event or a failed status check. Unknown ids cause no error."""
 
     def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
-        """Return the nodes of AWS's network to which each instance is attached, the nearest one last.
+        """Return the nodes of AWS's network above each instance, the nearest one last.
 
-        The result omits instances for which EC2 returns no network nodes.
+        Omits instances without nodes.
         """
 
     def image_times(self, image_ids: Collection[str]) -> Mapping[str, datetime]:
@@ -400,26 +325,22 @@ class CloudOperator(Protocol):
         """
 
     def console_output(self, instance_id: NodeId) -> bytes:
-        """Return the newest console output of an instance, at most 64 KiB; empty if EC2 has none yet.
-
-        Raises `NotFound` if EC2 does not know the instance.
-        """
+        """Return the newest console output of an instance, at most 64 KiB; empty if EC2 has none yet."""
 
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
-        """Return an Auto Scaling group's failed launches since the last successful launch, newest first.
+        """Return failed launches since the last successful one, newest first.
 
-        The result includes failures of the newest `launch_instances`. AWS lists only recent activities, so older
-        failures of a long series are missing.
+        Failures of a long series may be missing.
         """
 
     def protect_new_instances(self, name: str) -> None:
         """Make the Auto Scaling group protect every new instance from scale-in."""
 
     def protect_members(self, name: str, instance_ids: Collection[NodeId]) -> None:
-        """Protect existing instances of the Auto Scaling group `name` from scale-in.
+        """Protect InService instances of the group from scale-in, in batches.
 
-        AWS receives the instances in batches. Raises `InvalidRequest` if an instance is not InService in the group. All
-        instances of its batch and of later batches then remain unprotected.
+        Raises `InvalidRequest` if an instance is not InService. All instances of its batch and of later batches then
+        remain unprotected.
         """
 
     def suspend_processes(self, name: str, processes: Collection[str]) -> None:

@@ -18,20 +18,13 @@ from botocore.utils import IMDSRegionProvider
 from control_plane.cloud.errors import RegionUnknown
 
 _REGION: Final = re.compile(r"[a-z]+(?:-[a-z]+)+-\d+")
-"""Pattern of the region at the start of a zone's name: `us-west-2` in `us-west-2a` and in `us-west-2-lax-1a`."""
 
 
 def find_region() -> str:
-    """Return the region that the environment of this process names.
+    """Return the region that the environment of this process names, such as `eu-west-1`.
 
-    The server calls this function once at its start. On a machine outside EC2, the call can take a few seconds, until
-    the request to the metadata service times out.
-
-    Returns:
-        Name of the region, such as `eu-west-1`.
-
-    Raises:
-        RegionUnknown: no source names a region. The message says what to set.
+    Outside EC2, the call can take a few seconds, until the metadata service times out. Raises RegionUnknown if no
+    source names a region.
     """
     session = botocore.session.Session()
     try:

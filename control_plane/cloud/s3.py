@@ -25,32 +25,28 @@ _TRANSFER: Final = TransferConfig(
 
 
 class S3ServiceStore:
-    """Implements `ServiceStore` with boto3. Thread-safe. `connection` provides the boto3 client."""
+    """Implements `ServiceStore` with boto3. Thread-safe."""
 
     def __init__(self, connection: Connection) -> None:
         self._s3 = connection.client("s3")
 
     def put(self, reference: ObjectReference, body: bytes) -> ObjectInfo:
-        """Write a small object (see `ServiceStore.put`)."""
         with translated():
             self._s3.put_object(Bucket=reference.bucket, Key=reference.key, Body=body)
         return self.head(reference)
 
     def put_if_unchanged(self, reference: ObjectReference, body: bytes, *, etag: str = "") -> ObjectInfo:
-        """Write a small object with a conditional request (see `ServiceStore.put_if_unchanged`)."""
         condition = {"IfMatch": f'"{etag}"'} if etag else {"IfNoneMatch": "*"}
         with translated():
             self._s3.put_object(Bucket=reference.bucket, Key=reference.key, Body=body, **condition)
         return self.head(reference)
 
     def put_file(self, reference: ObjectReference, file: BinaryIO) -> ObjectInfo:
-        """Write a large object from a file (see `ServiceStore.put_file`)."""
         with translated():
             self._s3.upload_fileobj(_Unclosed(file), reference.bucket, reference.key, Config=_TRANSFER)
         return self.head(reference)
 
     def get(self, reference: ObjectReference, *, limit_bytes: int = SMALL_BYTES) -> bytes:
-        """Return the whole content of an object (see `ServiceStore.get`)."""
         with translated():
             stream = self._s3.get_object(Bucket=reference.bucket, Key=reference.key)["Body"]
             with closing(stream):
@@ -63,7 +59,6 @@ class S3ServiceStore:
         return bytes(body)
 
     def stream(self, reference: ObjectReference, *, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """Yield a range of an object; see `ServiceStore`."""
         size = self.head(reference).size_bytes
         stop = size if end is None else min(end, size)
         if stop <= begin:
@@ -77,7 +72,6 @@ class S3ServiceStore:
                 body.close()
 
     def head(self, reference: ObjectReference) -> ObjectInfo:
-        """Return an object's size and ETag; see `ServiceStore`."""
         try:
             with translated():
                 answer = self._s3.head_object(Bucket=reference.bucket, Key=reference.key)
@@ -87,7 +81,6 @@ class S3ServiceStore:
         return _info(reference, answer, "ContentLength")
 
     def list(self, prefix: ObjectReference, *, after: str = "") -> Iterator[ObjectInfo]:
-        """Yield the objects whose keys have a prefix (see `ServiceStore.list`)."""
         with translated():
             for page in self._s3.get_paginator("list_objects_v2").paginate(
                 Bucket=prefix.bucket, Prefix=prefix.key, StartAfter=after
@@ -98,7 +91,6 @@ class S3ServiceStore:
     def sign_upload(
         self, reference: ObjectReference, *, sha256: str, size_bytes: int, seconds: int
     ) -> SignedUpload | None:
-        """Return a presigned URL; see `ServiceStore`."""
         checksum = base64.b64encode(bytes.fromhex(sha256)).decode()
         asked = {
             "Bucket": reference.bucket,
@@ -111,7 +103,6 @@ class S3ServiceStore:
         return SignedUpload(url, {"x-amz-checksum-sha256": checksum})
 
     def delete(self, bucket: str, keys: Sequence[str]) -> None:
-        """Delete the objects with these keys (see `ServiceStore.delete`)."""
         if not keys:
             return
         with translated():
@@ -128,11 +119,7 @@ class S3ServiceStore:
 
 
 class _Unclosed:
-    """A wrapper of a file, whose `close` does nothing.
-
-    s3transfer closes the files that it uploads. This file must stay open, because the caller of `put_file` still uses
-    it.
-    """
+    """A file whose `close` does nothing, because s3transfer closes files that the caller of `put_file` still uses."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -147,11 +134,10 @@ class _Unclosed:
         return self._file.tell()
 
     def close(self) -> None:
-        """Do nothing. s3transfer calls this method, but the code that opened the file closes it."""
+        """Do nothing."""
 
 
 def _info(reference: ObjectReference, answer: dict[str, Any], size: str) -> ObjectInfo:
-    """Return what an answer of S3 says about an object. Raises GarbledAnswer if a field is missing."""
     try:
         return ObjectInfo(
             reference=reference,

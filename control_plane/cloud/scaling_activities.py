@@ -11,9 +11,7 @@ from control_plane.cloud.operator import LaunchFailure
 def recent_failures(activities: Sequence[Mapping[str, Any]], own: Iterable[LaunchFailure]) -> tuple[LaunchFailure, ...]:
     """Return the failed launches since the last successful one, newest first.
 
-    Args:
-        activities: answer of DescribeScalingActivities, newest first.
-        own: failures that LaunchInstances returned. AWS does not promise to list them as activities.
+    `own` are failures that LaunchInstances returned. AWS does not promise to list them as activities.
     """
     success = next((each for each in activities if _is_launch(each) and each["StatusCode"] == "Successful"), None)
     later = [failure for failure in own if success is None or failure.at > success["StartTime"]]
@@ -25,12 +23,9 @@ def _is_launch(activity: Mapping[str, Any]) -> bool:
 
 
 def _since_success(activities: Iterable[Mapping[str, Any]]) -> Iterator[LaunchFailure]:
-    """Yield failed launches up to the newest successful launch.
-
-    `activities` is sorted newest first. Source: Amazon EC2 Auto Scaling API Reference, DescribeScalingActivities. A
-    failed launch has the status Failed or Cancelled, and a StatusMessage with the reason. A cancelled launch without a
-    message is no failure, because Auto Scaling no longer needed the instance.
-    """
+    """Yield failed launches up to the newest successful launch."""
+    # A cancelled launch without a message is no failure: Auto Scaling no longer needed the instance. Source:
+    # Amazon EC2 Auto Scaling API Reference, DescribeScalingActivities.
     for activity in activities:
         if not _is_launch(activity):
             continue

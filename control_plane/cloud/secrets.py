@@ -1,8 +1,7 @@
-"""Stores the server's secrets in AWS Secrets Manager.
+"""Stores the server's secrets in AWS Secrets Manager. Terraform creates them without a value.
 
-Terraform creates the secrets without a value. Each server of an installation reads the value. The first server finds
-no value, so it generates and stores one. It derives the version id of this value from the secret's name. Secrets
-Manager rejects a second value with the same version id, so two servers that start at the same time use the same value.
+The first server stores a value, under a version id that it derives from the secret's name. Secrets Manager rejects a
+second value with that id, so servers that start at the same time use the same value.
 """
 
 from __future__ import annotations
@@ -15,11 +14,9 @@ from control_plane.cloud.errors import InvalidRequest, NotFound
 
 
 class ManagedSecrets:
-    """Implements `control_plane.secrets.Secrets` with AWS Secrets Manager. Thread-safe.
+    """Implements `control_plane.secrets.Secrets`. Thread-safe.
 
-    Args:
-        connection: the cloud with the secrets.
-        prefix: beginning of the secrets' names, for example `everstep/`.
+    `prefix` begins the secrets' names, for example `everstep/`.
     """
 
     def __init__(self, connection: Connection, prefix: str) -> None:
@@ -27,17 +24,10 @@ class ManagedSecrets:
         self._prefix = prefix
 
     def kept(self, name: str, fresh: Callable[[], str]) -> str:
-        """Return the value of a secret. If the secret has no value yet, store one first (see `Secrets.kept`).
+        """Return the value of a secret, and store the result of `fresh` first if it has none.
 
-        Args:
-            name: name of the secret, with underscores. Secrets Manager has the name with hyphens, after the prefix.
-            fresh: generates the first value, printable text.
-
-        Returns:
-            The current value.
-
-        Raises:
-            CloudError: the secret does not exist, the server may not read it, or AWS does not answer.
+        Secrets Manager has the name with hyphens, after the prefix. Raises CloudError if the secret does not exist, the
+        server may not read it, or AWS does not answer.
         """
         try:
             return self._value(name)

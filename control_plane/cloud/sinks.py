@@ -37,7 +37,7 @@ class SinkEntry:
     subject: str
     """Name of the event's job or fleet."""
     detail: str
-    """The fields of the event as JSON, at most `MAX_ENTRY_BYTES` bytes."""
+    """JSON of at most `MAX_ENTRY_BYTES` bytes."""
 
 
 class EventSink(Protocol):
@@ -82,15 +82,9 @@ class EventBusSink:
 
 
 def detail_of(fields: dict[str, Any]) -> str:
-    """Return an event's detail as JSON.
+    """Return an event's detail as at most `MAX_ENTRY_BYTES` of JSON, without fields that are None.
 
     If the JSON is too long, the function empties the field `Detail` and truncates the message.
-
-    Args:
-        fields: the fields that the module's docstring lists. The JSON omits fields with the value None.
-
-    Returns:
-        At most `MAX_ENTRY_BYTES` bytes of JSON.
     """
     kept = {name: value for name, value in fields.items() if value is not None}
     text = json.dumps(kept, default=str)

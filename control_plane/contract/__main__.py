@@ -1,9 +1,7 @@
 """Writes all files that are generated from the API's routes and models.
 
-    python -m control_plane.contract             writes the files
-    python -m control_plane.contract --check     prints files that are out of date, and exits with 1 if there are any
-
-`make check` fails if a file is out of date.
+python -m control_plane.contract             writes the files
+python -m control_plane.contract --check     prints files that are out of date, and exits with 1 if there are any
 """
 
 from __future__ import annotations
@@ -14,14 +12,7 @@ from control_plane.contract.tree import ROOT, stale, write
 
 
 def main(arguments: list[str]) -> int:
-    """Write or check the generated files.
-
-    Args:
-        arguments: arguments of the command line.
-
-    Returns:
-        The exit code.
-    """
+    """Write or check the generated files, and return the exit code."""
     if arguments == ["--check"]:
         found = stale(ROOT)
         for path in found:

@@ -9,24 +9,18 @@ import re
 from collections.abc import Iterator
 
 COLUMNS = 120
-"""Maximum line length, as in the whole repository."""
 _ITEM = re.compile(r"(\s*)(?:[-*+]|\d+[.)])\s+|> ?")
 _FENCE = re.compile(r" *(```+|~~~+)")
 _WORD = re.compile(r"(?:`+[^`]+`+|\[[^\]\n]{1,30}\]\([^)\s]+\)|[^\s`\[]+|[`\[])+")
-"""Pattern of one word. A code span or a short link counts as one word, so that it stays on one line."""
+"""One word. A code span or a short link counts as one, so that it stays on one line."""
 _MISREAD = re.compile(r"(?:[-+*]|#+|\d+[.)])(?: |$)")
-"""Pattern of words that must not start a line, because Markdown would interpret them as a list or a heading."""
+"""Words that must not start a line, because Markdown would read a list or a heading."""
 
 
 def wrap(text: str, columns: int = COLUMNS) -> str:
     """Return the document with its long paragraphs and list items wrapped.
 
-    Args:
-        text: Markdown. Code blocks, tables, headings, pictures and HTML stay unchanged.
-        columns: maximum line length. A longer word, link or code span stays whole.
-
-    Returns:
-        The document.
+    Code blocks, tables, headings, pictures and HTML stay unchanged. A longer word, link or code span stays whole.
     """
     done: list[str] = []
     block: list[str] = []

@@ -1,7 +1,4 @@
-"""Generator of the API's reference pages from the service model. Pure.
-
-The generator makes one page per kind of resource, and one page each for types, errors and waiters.
-"""
+"""Generator of the API's reference pages from the service model. Pure."""
 
 from __future__ import annotations
 
@@ -22,16 +19,9 @@ _HEAD = (
 
 
 def pages(document: Json, model: Json, paginated: Json, waits: Json) -> Mapping[str, str]:
-    """Return the pages of the API reference.
+    """Return the pages by file name.
 
-    Args:
-        document: the OpenAPI document, which assigns operations to kinds of resources.
-        model: content of service-2.json, botocore's description of the API.
-        paginated: content of paginators-1.json, botocore's list of the operations with pages.
-        waits: content of waiters-2.json, botocore's descriptions of the waiters.
-
-    Returns:
-        The pages by file name.
+    `document` is the OpenAPI document; the others are botocore's service-2.json, paginators-1.json and waiters-2.json.
     """
     nouns: dict[str, list[str]] = {}
     streams: dict[str, list[str]] = {}
@@ -76,10 +66,7 @@ def _contents(nouns: Mapping[str, list[str]], model: Json) -> str:
 
 
 def _stream(path: str, method: str, operation: Json) -> Iterator[str]:
-    """Yield the lines that describe an operation with server-sent events.
-
-    The service model lacks such operations, so the description comes from the OpenAPI document.
-    """
+    """Yield the lines that describe an operation with server-sent events, which the service model lacks."""
     yield f"## {operation['operationId']}\n"
     yield f"{operation['description']}\n"
     yield f"`{method} {path}` · server-sent events: for browsers, and whatever reads `text/event-stream`\n"

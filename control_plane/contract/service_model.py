@@ -1,7 +1,5 @@
 """Generator of the botocore service model from the OpenAPI document. Pure.
 
-The module creates operations, shapes, paginators and endpoint rules:
-
     OpenAPI                                 service-2.json
     operationId, path, method               operation, requestUri
     parameters and the body's fields        the members of the input shape `<Operation>Request`
@@ -31,9 +29,9 @@ from control_plane.contract.errors import ContractError
 Json = dict[str, Any]
 
 LARGEST_INTEGER: Final = 2**31 - 1
-"""Largest value of botocore's type integer. A field whose maximum is larger gets the type long."""
+"""A field with a larger maximum gets the type long."""
 LOGGED_NUMBER: Final = "LoggedNumber"
-"""Name of the shape of numbers that may be NaN or infinite. The API sends these values as text."""
+"""Shape of numbers that may be NaN or infinite. The API sends these as text."""
 _NOT_FINITE = [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]
 _PROSE = frozenset({"description", "default", "title", "examples"})
 _SUPPORTED_KEYWORDS = {
@@ -56,7 +54,7 @@ _SUPPORTED_KEYWORDS = {
         }
     ),
 }
-"""JSON Schema keywords that the service model can express, by JSON type. Any other keyword is a ContractError."""
+"""Keywords by JSON type. Any other keyword is a ContractError."""
 _PLAIN_NAMES = {
     "string": "String",
     "integer": "Long",
@@ -67,16 +65,9 @@ _PLAIN_NAMES = {
 
 
 def service_model(document: Json) -> Json:
-    """Return the content of service-2.json, botocore's description of the API.
+    """Return service-2.json of an OpenAPI document, sorted by names.
 
-    Args:
-        document: the OpenAPI document of `control_plane.api.surface`.
-
-    Returns:
-        The model, sorted by names.
-
-    Raises:
-        ContractError: the model cannot express a part of the document.
+    Raises ContractError if it cannot express a part.
     """
     shapes = _Shapes(document["components"]["schemas"])
     described = {
@@ -106,16 +97,9 @@ def service_model(document: Json) -> Json:
 
 
 def paginators(model: Json) -> Json:
-    """Return the content of paginators-1.json: botocore can page every operation with a NextToken parameter.
+    """Return paginators-1.json: every operation with a NextToken parameter.
 
-    Args:
-        model: content of service-2.json, as `service_model` returns it.
-
-    Returns:
-        The paginators.
-
-    Raises:
-        ContractError: a paged response does not have exactly one list.
+    Raises ContractError if a paged response does not have exactly one list.
     """
     found = {}
     for name, operation in model["operations"].items():
@@ -184,10 +168,7 @@ def endpoint_rules() -> Json:
 
 
 class _Shapes:
-    """The shapes of the service model while the module builds it.
-
-    A shape without a name in the OpenAPI document gets the name of the field that first uses it.
-    """
+    """Shapes without a name in the OpenAPI document get the name of the field that first uses them."""
 
     def __init__(self, components: Json) -> None:
         self._components = components
@@ -434,6 +415,5 @@ def _given(**values: Any) -> Json:
 
 
 def _prose(text: str) -> str:
-    """Return a text as HTML, with one element per paragraph."""
     paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
     return "".join(f"<p>{html.escape(paragraph, quote=False)}</p>" for paragraph in paragraphs)

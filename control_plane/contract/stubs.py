@@ -1,8 +1,6 @@
 """Generator of `everstep/service.pyi`, the client's types for editors and type checkers, from the service model.
 
 Pure.
-
-Invariant: every call that the stub allows exists in the service model.
 """
 
 from __future__ import annotations
@@ -41,16 +39,7 @@ _TYPES = {"string": "str", "integer": "int", "long": "int", "double": "float", "
 
 
 def stubs(model: Json, pages: Json, waits: Json) -> str:
-    """Return the text of `everstep/service.pyi`.
-
-    Args:
-        model: content of service-2.json, botocore's description of the API.
-        pages: content of paginators-1.json, botocore's list of the operations with pages.
-        waits: content of waiters-2.json, botocore's descriptions of the waiters.
-
-    Returns:
-        The stub.
-    """
+    """Return the text of `everstep/service.pyi`, from botocore's service, paginators and waiters files."""
     return "\n".join(
         [
             _HEAD,
@@ -162,7 +151,7 @@ def _client(model: Json, pages: Json, waits: Json) -> Iterator[str]:
 
 
 def _arguments(model: Json, operation: str) -> list[str]:
-    """Return the keyword arguments of an operation for its type stub, required arguments first."""
+    """Return the keyword arguments of an operation, required ones first."""
     taken = model["operations"][operation].get("input")
     if taken is None:
         return []

@@ -1,7 +1,4 @@
-"""The generated files and their paths in the checkout.
-
-Invariant: the module writes a file only if its content changes, so that the modification times of other files stay.
-"""
+"""The generated files and their paths in the checkout. Unchanged files keep their modification times."""
 
 from __future__ import annotations
 
@@ -41,14 +38,7 @@ def files() -> Mapping[Path, str]:
 
 
 def stale(root: Path) -> list[Path]:
-    """Return the generated files that are missing or out of date.
-
-    Args:
-        root: root directory of the checkout.
-
-    Returns:
-        Paths relative to the root.
-    """
+    """Return the generated files that are missing or out of date, relative to the checkout's root."""
     return [path for path, text in files().items() if not (root / path).exists() or (root / path).read_text() != text]
 
 

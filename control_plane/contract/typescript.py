@@ -1,7 +1,6 @@
 """Generator of `web/src/contract.ts`: the API's types, and words that API and dashboard share. Pure.
 
-The types describe the JSON that the API sends and receives. A time is a number: seconds since 1970. Bytes have the type
-Blob.
+A time is a number: seconds since 1970. Bytes have the type Blob.
 """
 
 from __future__ import annotations
@@ -31,12 +30,8 @@ _TYPES = {
 def typescript(model: Json, roles: Mapping[str, str]) -> str:
     """Return the text of `web/src/contract.ts`.
 
-    Args:
-        model: content of service-2.json, botocore's description of the API.
-        roles: least role that may call each operation. An operation without an entry needs no token.
-
-    Returns:
-        The module.
+    `model` is the content of service-2.json. `roles` is the least role per operation; one without an entry needs no
+    token.
     """
     return (
         "\n".join([*_head(model), *_interfaces(model), *_operations(model, roles), *_settings(model), *_words()]) + "\n"

@@ -1,8 +1,5 @@
 """The client's waiters, which poll until an object reaches a state.
 
-The authors of Everstep define the waiters in this module, because they do not follow from routes and models. The
-function `waiters` checks them against the service model.
-
 Invariant: a waiter never waits for a state that can no longer occur. In each final state, it succeeds or fails.
 """
 
@@ -18,21 +15,11 @@ Json = dict[str, Any]
 
 DELAY_SECONDS = 5
 TWELVE_HOURS = 43_200
-"""Seconds after which a waiter stops waiting, if the caller sets no limit."""
+"""Limit if the caller sets none."""
 
 
 def waiters(model: Json) -> Json:
-    """Return the content of waiters-2.json, botocore's descriptions of the waiters.
-
-    Args:
-        model: content of service-2.json, botocore's description of the API.
-
-    Returns:
-        The waiters.
-
-    Raises:
-        ContractError: a waiter uses an operation, field or value that the model does not have.
-    """
+    """Return waiters-2.json. Raises ContractError if a waiter uses something that the service model lacks."""
     found = {
         "TrainingJobRunning": _job(
             "Waits until the ranks train. Fails when the job has ended or is being stopped.",
@@ -143,7 +130,7 @@ def _fields(node: Json) -> list[str]:
 
 
 def _compared(node: Json) -> list[tuple[str, object]]:
-    """Return each field that a waiter's JMESPath expression compares with a literal, paired with this literal."""
+    """Return each field that a JMESPath expression compares with a literal, paired with this literal."""
     children = [child for child in node["children"] if isinstance(child, dict)]
     if node["type"] == "comparator" and [child["type"] for child in children] == ["field", "literal"]:
         return [(children[0]["value"], children[1]["value"])]

@@ -1,7 +1,5 @@
 """The audit log: each call of the API that may change something, with its caller, source address and outcome.
 
-The API stores an entry before it executes the call, and adds the outcome afterwards (`api.audit`).
-
 Invariant: an entry contains no request body and no secret. After the outcome is stored, the entry never changes.
 """
 
@@ -23,22 +21,21 @@ class NewAuditEntry:
 
     at: datetime
     operation: str
-    """Name of the API operation, for example `DeleteFleet`."""
     resource: str
-    """Names of the resource that the call addresses, joined by `/`. Empty if the service generates the name."""
+    """Names of the addressed resource, joined by `/`. Empty if the service generates the name."""
     project: str
-    """Project that the request or the token names. Empty if the token may access every project."""
+    """Empty if the token may access every project."""
     token_id: str
     caller: str
-    """Description of the caller's token, which a user entered when creating it."""
+    """Description of the caller's token."""
     role: str
     source_address: str
-    """IP address of the client. Empty if the server does not know the address."""
+    """Empty if the server does not see the address."""
     request_id: str
     status_code: int | None = None
-    """HTTP status of the response. None before the end of the call."""
+    """None before the end of the call."""
     error_code: str = ""
-    """Code of the error response. Empty after a success."""
+    """Empty after a success."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,24 +47,21 @@ class AuditRecord(NewAuditEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFilter:
-    """Conditions that select entries of the audit log. A field with the value None is no condition."""
+    """Conditions that select entries. None is no condition."""
 
     operation: str | None = None
     token_id: str | None = None
     project: str | None = None
     after: datetime | None = None
-    """Select only entries at or after this time."""
+    """Only entries at or after this time."""
     before: datetime | None = None
-    """Select only entries before this time."""
+    """Only entries before this time."""
     before_id: int | None = None
-    """Select only entries with a lower id, to continue a list that is sorted newest first."""
+    """Only entries with a lower id, to continue a list."""
 
 
 def begin(session: Session, entry: NewAuditEntry) -> int:
-    """Store a call's entry, to which `finish` adds the outcome, and return the entry's id.
-
-    `session` comes from `Database.write`.
-    """
+    """Store a call's entry, to which `finish` adds the outcome, and return the entry's id."""
     row = AuditEntryRow(**values_of(entry))
     session.add(row)
     session.flush()
@@ -77,28 +71,14 @@ def begin(session: Session, entry: NewAuditEntry) -> int:
 def finish(session: Session, entry_id: int, *, status_code: int, error_code: str, resource: str) -> None:
     """Store the outcome of a call.
 
-    Args:
-        session: from `Database.write`.
-        entry_id: id that `begin` returned.
-        status_code: HTTP status of the response.
-        error_code: code of the error response. Empty after a success.
-        resource: names of the resource, which the service may have generated during the call.
+    `error_code` is empty after a success. `resource` may be a name that the service generated during the call.
     """
     outcome = {"status_code": status_code, "error_code": error_code, "resource": resource}
     session.execute(update(AuditEntryRow).where(AuditEntryRow.id == entry_id).values(outcome))
 
 
 def page(session: Session, which: AuditFilter, *, limit: int) -> tuple[AuditRecord, ...]:
-    """Return entries, newest first.
-
-    Args:
-        session: from `Database.read`.
-        which: conditions that every returned row fulfils.
-        limit: maximum number of rows, at least 1.
-
-    Returns:
-        At most `limit` entries.
-    """
+    """Return at most `limit` entries, newest first."""
     same = equal_to(AuditEntryRow, operation=which.operation, token_id=which.token_id, project=which.project)
     query = select(AuditEntryRow).where(*same).order_by(AuditEntryRow.id.desc()).limit(limit)
     if which.after is not None:

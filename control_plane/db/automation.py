@@ -1,7 +1,7 @@
 """Pauses: of all automatic actions, by an administrator, and of all deletions in S3, after a restore of the database.
 
-Invariant: the table of the first pause has at most one row. The row exists while automation is paused, also across
-restarts of servers. The second pause lasts while a restore waits for a person (`DatabaseRestore.accepted_at`).
+The first pause lasts while its table has its only row. The second lasts while a restore waits for a person
+(`DatabaseRestore.accepted_at`).
 """
 
 from __future__ import annotations
@@ -27,15 +27,12 @@ class PauseRecord:
 
     paused_at: datetime
     paused_by: str
-    """Name of the administrator's token."""
+    """Name of the token."""
     reason: str
 
     @property
     def words(self) -> str:
-        """A clause that states who paused automation, and why.
-
-        The reasons of jobs and fleets contain this clause during the pause.
-        """
+        """A clause that states who paused automation, and why, for the reasons of jobs and fleets."""
         return f"{self.paused_by} paused all automatic actions: {self.reason}"
 
 
@@ -52,9 +49,9 @@ class DatabaseRestore:
     first_generation: int
     """Generations that start after the restore have higher numbers."""
     differences: Sequence[Mapping[str, Any]]
-    """Each `core.database_restore.Difference`, as a JSON object."""
+    """Each `core.database_restore.Difference` as JSON."""
     accepted_at: datetime | None = None
-    """When a person accepted the differences. Nothing in S3 is deleted before."""
+    """Nothing in S3 is deleted before."""
 
 
 _PENDING: Final = (
@@ -65,7 +62,7 @@ _PENDING: Final = (
 
 
 def add_restore(session: Session, restore: DatabaseRestore) -> None:
-    """Store a restore of the database. `session` comes from `Database.write` or `Database.migrating`."""
+    """Store a restore. `session` comes from `Database.write` or `Database.migrating`."""
     session.add(DatabaseRestoreRow(**{**values_of(restore), "differences": [*restore.differences]}))
     session.flush()
 
@@ -76,7 +73,7 @@ def pending_restores(session: Session) -> tuple[DatabaseRestore, ...]:
 
 
 def accept_restores(session: Session, now: datetime) -> None:
-    """Record that a person has accepted the differences of all restores. `session` comes from `Database.write`."""
+    """Record that a person has accepted the differences of all restores."""
     session.execute(update(DatabaseRestoreRow).where(DatabaseRestoreRow.accepted_at.is_(None)).values(accepted_at=now))
 
 
@@ -86,7 +83,7 @@ def may_delete(session: Session) -> bool:
 
 
 def require_accepted_restore(session: Session) -> None:
-    """Raise Conflict if the database was restored, and no person has accepted the differences yet."""
+    """Raise Conflict if a restore waits for a person."""
     if session.execute(_PENDING).first() is not None:
         raise Conflict(
             "the database was restored from a backup, so nothing is deleted from S3 before a person has accepted the "
@@ -95,7 +92,7 @@ def require_accepted_restore(session: Session) -> None:
 
 
 def find(session: Session) -> PauseRecord | None:
-    """Return the stored pause of automatic actions, or None while automatic actions are active."""
+    """Return the pause of automatic actions, or None while they are active."""
     row = session.execute(_PRESENT).one_or_none()
     return None if row is None else record_of(row, PauseRecord)
 
@@ -107,17 +104,9 @@ def words(session: Session) -> str:
 
 
 def pause(session: Session, wanted: PauseRecord) -> bool:
-    """Store a pause of Everstep's automatic actions.
+    """Store a pause. Return False if automation is already paused for the same reason.
 
-    Args:
-        session: from `Database.write`.
-        wanted: the pause to store. Its reason has at most 256 characters.
-
-    Returns:
-        Whether the pause is new. False if automation is already paused for the same reason.
-
-    Raises:
-        Conflict: automation is already paused for another reason.
+    The reason has at most 256 characters. Raises Conflict if automation is already paused for another reason.
     """
     present = find(session)
     if present is None:
@@ -130,8 +119,5 @@ def pause(session: Session, wanted: PauseRecord) -> bool:
 
 
 def resume(session: Session) -> bool:
-    """End the pause of all automatic actions. Return whether they were paused.
-
-    `session` comes from `Database.write`.
-    """
+    """End the pause of all automatic actions. Return whether they were paused."""
     return bool(changed_rows(session.execute(delete(AutomationPauseRow))))

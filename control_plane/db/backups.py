@@ -10,9 +10,6 @@ A backup contains the digests of tokens, but neither the tokens nor the server s
     finish    one transaction: migrates the schema, raises generation numbers and event ids so that none is used twice,
               and adapts generations and checkpoints to the objects in S3
     publish   SQLite: moves the complete file to its place
-
-Invariant: a server never starts on a restored database before `finish` has raised its generation numbers and event ids
-(`core.database_restore`).
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ class RestoredRun:
     run_id: str
     job_name: str
     checkpoint_uri: str
-    """Prefix of the run's checkpoints, as `s3://bucket/prefix/`."""
+    """`s3://bucket/prefix/`."""
     has_ended: bool
     backup: BackedUpRun
 
@@ -64,7 +61,7 @@ class StoredManifest:
     key: str
     body: bytes
     object_bytes: int
-    """Total bytes of the checkpoint's objects, except those with frozen parameters, which several checkpoints use."""
+    """Size without objects with frozen parameters, which several checkpoints use."""
     modified_at: datetime
 
 
@@ -75,9 +72,8 @@ class RunChanges:
     changes: Reconciliation
     manifests: Mapping[Place, StoredManifest]
     pinned: Mapping[Place, datetime] = field(default_factory=dict)
-    """The time in each mark of a pin."""
+    """Time in each mark of a pin."""
     trashed: Mapping[Place, TrashMark] = field(default_factory=dict)
-    """The content of each mark of the trash."""
     issued: ids.Generation = NO_GENERATION
     """The highest generation number that S3 names as issued."""
     differences: Sequence[Difference] = ()
@@ -86,16 +82,12 @@ class RunChanges:
 def back_up(database: Database, file: Path) -> None:
     """Write one consistent state of the database to a new file, which only its owner can read.
 
-    Servers may run meanwhile. A failed backup leaves no file.
-
-    Args:
-        database: the database, with any schema version.
-        file: path of the new file.
+    Servers may run meanwhile.
 
     Raises:
         DatabaseInUse: the file exists.
         UnusableBackup: the database has no Everstep tables.
-        BackupFailed: the disk is full, or pg_dump is missing or fails.
+        BackupFailed: the disk is full, or pg_dump is missing or fails. No file remains.
     """
     if file.exists():
         raise DatabaseInUse(f"{file} exists: name a new file")
@@ -118,14 +110,10 @@ def back_up(database: Database, file: Path) -> None:
 
 
 def load(file: Path, url: str) -> Database:
-    """Load a backup into a new database. No server can use it before `finish` and `publish`.
+    """Load a backup into a new database, which the caller closes. No server can use it before `finish` and `publish`.
 
-    Args:
-        file: a file that `back_up` wrote.
-        url: SQLAlchemy URL of a database that does not exist yet (SQLite) or has no tables (PostgreSQL).
-
-    Returns:
-        The loaded database, which the caller closes. A SQLite database is in a temporary file beside the file of `url`.
+    The database of `url` does not exist yet (SQLite) or has no tables (PostgreSQL). A SQLite database is in a temporary
+    file beside the file of `url`.
 
     Raises:
         UnusableBackup: the file is no backup, is damaged, or belongs to the other kind of database.
@@ -151,14 +139,14 @@ def load(file: Path, url: str) -> Database:
 
 
 def newest_time(database: Database) -> datetime | None:
-    """Return the newest time of a job or event, or None if there are no jobs and events."""
+    """Return the newest time of a job or event. None without any."""
     with database.read() as session:
         times = [session.scalar(select(func.max(column))) for column in (JobRow.modified_at, EventRow.at)]
     return max((each for each in times if each is not None), default=None)
 
 
 def runs(database: Database) -> tuple[RestoredRun, ...]:
-    """Return every run of a loaded backup that has not ended, or that has complete checkpoints, by run id."""
+    """Return the runs of a loaded backup that have not ended or have complete checkpoints, by run id."""
     with database.read() as session:
         numbers: dict[str, set[ids.Generation]] = {}
         for run_id, number in session.execute(select(GenerationRow.run_id, GenerationRow.number)):
@@ -201,17 +189,10 @@ def runs(database: Database) -> tuple[RestoredRun, ...]:
 
 
 def finish(database: Database, file: Path, changes: Mapping[str, RunChanges], now: datetime) -> ids.Generation:
-    """Make a loaded backup usable, in one transaction.
+    """Make a loaded backup usable, in one transaction. Return a generation number below all that start afterwards.
 
-    Args:
-        database: the result of `load`.
-        file: the backup file. The function reads the schema revision of a PostgreSQL backup from it. A loaded SQLite
-            database contains its revision.
-        changes: the changes that the objects in S3 require, by run id.
-        now: the time in UTC.
-
-    Returns:
-        A generation number. Every generation that starts after the restore has a higher number.
+    `file` is the backup; a PostgreSQL backup's schema revision is read from it. `changes` are what the objects in S3
+    require, by run id.
 
     Raises:
         SchemaMismatch: a newer version of Everstep made the backup.
@@ -238,14 +219,9 @@ def finish(database: Database, file: Path, changes: Mapping[str, RunChanges], no
 
 
 def publish(database: Database, url: str) -> None:
-    """Close a restored database after `finish`. Move a SQLite file to the path in the URL.
+    """Close a restored database after `finish`, and move a SQLite file to the path in the URL.
 
-    Args:
-        database: the result of `load`, after `finish`.
-        url: the URL that `load` received.
-
-    Raises:
-        DatabaseInUse: another process created a file at this path during the restore.
+    Raises DatabaseInUse if another process created a file at this path during the restore.
     """
     database.close()
     if not database.is_sqlite:
@@ -260,7 +236,7 @@ def publish(database: Database, url: str) -> None:
 
 
 def discard(database: Database) -> None:
-    """Close a database that `load` opened. Delete the temporary file of a SQLite database. Idempotent."""
+    """Close a database that `load` opened, and delete its temporary file. Idempotent."""
     database.close()
     if database.is_sqlite:
         _unlink(Path(str(database.url.database)))
@@ -273,9 +249,9 @@ def _raise_numbers(session: Session, first: ids.Generation, in_s3: Mapping[str, 
 
 
 def _apply(session: Session, run_id: str, run: RunChanges, now: datetime) -> None:
-    """Add to the restored database the generations and checkpoints that S3 has and the backup lacks.
+    """Add generations and checkpoints that S3 has and the backup lacks.
 
-    Also mark checkpoints as deleted if S3 no longer has their manifest.
+    Mark checkpoints without manifest as deleted.
     """
     changes = run.changes
     seen_at: dict[ids.Generation, datetime] = {}
@@ -322,7 +298,7 @@ def _apply(session: Session, run_id: str, run: RunChanges, now: datetime) -> Non
 
 
 def _record(session: Session, connection: Connection, first: ids.Generation, now: datetime) -> None:
-    """Store the event DatabaseRestored. Its id exceeds all event ids that were issued after the backup."""
+    """Store the event DatabaseRestored, with an id above all ids issued after the backup."""
     number = database_restore.first_event_id(events.newest_id(session), now.timestamp())
     message = (
         f"The database was restored from a backup. New generations have numbers above {first}. Nothing is deleted from "
@@ -377,10 +353,7 @@ def _load_sqlite(file: Path, place: Path) -> Database:
 
 
 def _copy_sqlite(origin: Path, copy: Path) -> None:
-    """Copy one consistent state of a SQLite database, and check the copy.
-
-    Servers may write to the database meanwhile.
-    """
+    """Copy one consistent state of a SQLite database, while servers may write to it, and check the copy."""
     # Open the origin read-only, but not with SQLite's option `immutable`, which would ignore its write-ahead log.
     source = f"{origin.absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(source, uri=True)) as reading, closing(sqlite3.connect(copy)) as writing:

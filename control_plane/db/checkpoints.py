@@ -1,7 +1,5 @@
 """Checkpoints: complete sets of shards in S3, and sets whose shards agents are still uploading.
 
-A checkpoint is complete once S3 has its manifest.
-
 Invariant: the row of a complete checkpoint contains an exact copy of the manifest in S3.
 """
 
@@ -25,23 +23,15 @@ from control_plane.db.session import columns_for, record_of, values_of
 from everstep.protocol.manifest import CheckpointManifest, decode_manifest
 
 COMPLETE = "complete"
-"""State: the manifest is in S3 and names all shards."""
+"""The manifest is in S3 and names all shards."""
 TRASHED = "trashed"
-"""State: all objects are in S3 until `purge_at`, and no restore may use the checkpoint.
-
-S3 has a mark beside the checkpoint that says the same (`loop.checkpoint_marks`).
+"""All objects are in S3 until `purge_at`, but no restore may use them. S3 has a mark that says the same
+(`loop.checkpoint_marks`).
 """
 DELETING = "deleting"
-"""State: the control plane deletes the checkpoint's objects. No restore may use the checkpoint.
-
-A user requested the deletion, or the checkpoint exceeds the job's limits.
-"""
+"""The control plane deletes the objects. No restore may use the checkpoint."""
 DELETED = "deleted"
-"""State: the checkpoint's objects are deleted.
-
-The row remains until the job is deleted. Without the row, agents that still report the shards would create the
-checkpoint again.
-"""
+"""The objects are deleted. The row remains, because agents that still report the shards would create it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +59,7 @@ class SavedCheckpoint:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether a verification or a restore found damage. A verification that could not look found none."""
+        """Whether a verification or a restore found damage, not whether a verification was impossible."""
         return self.verdict is not None and self.verdict.is_wrong
 
     def contents(self) -> CheckpointManifest | None:
@@ -78,18 +68,9 @@ class SavedCheckpoint:
 
 
 def record(session: Session, lease: Lease, checkpoint: SavedCheckpoint) -> bool:
-    """Store a checkpoint. Idempotent. The function never changes a completed checkpoint.
+    """Store a checkpoint. Idempotent. Return False, and change nothing, if the checkpoint was completed before.
 
-    Args:
-        session: from `Database.write`.
-        lease: lease of the checkpoint's job.
-        checkpoint: the row to store. The checkpoint may be incomplete.
-
-    Returns:
-        Whether the function wrote the row. False if the checkpoint was completed before.
-
-    Raises:
-        StaleLease: another control-plane server has taken the lease over. Nothing was written.
+    Raises StaleLease.
     """
     leases.guard(session, lease)
     row = session.get(CheckpointRow, (lease.key, checkpoint.generation, checkpoint.step))
@@ -124,10 +105,7 @@ def of_run(session: Session, run_id: str) -> tuple[SavedCheckpoint, ...]:
 
 
 def frozen_keys(rows: Iterable[SavedCheckpoint]) -> frozenset[str]:
-    """Return the S3 keys of the objects that contain frozen parameters of these checkpoints.
-
-    Training does not change frozen parameters, so several checkpoints share one such object.
-    """
+    """Return the S3 keys of these checkpoints' frozen parameters, each of which several checkpoints may share."""
     manifests = (each.contents() for each in rows)
     return frozenset(frozen.key for each in manifests if each is not None for frozen in each.frozen)
 
@@ -137,16 +115,8 @@ def page(
 ) -> tuple[SavedCheckpoint, ...]:
     """Return one page of a run's checkpoints that are not deleted, newest step first.
 
-    Args:
-        session: from `Database.read` or `Database.write`.
-        run_id: run id of the job.
-        is_trash: whether to return the checkpoints in the trash, instead of the checkpoints outside of it.
-        min_step: lowest step to return.
-        before: step and generation of the previous page's last checkpoint. None means the first page.
-        limit: maximum number of rows, at least 1.
-
-    Returns:
-        At most `limit` checkpoints.
+    `is_trash` selects the trash or everything else. `before` is step and generation of the previous page's last
+    checkpoint; None means the first page.
     """
     query = select(CheckpointRow).where(
         CheckpointRow.run_id == run_id,
@@ -166,21 +136,10 @@ def trash_bytes(session: Session, run_id: str) -> int:
 
 
 def find(session: Session, run_id: str, *, step: int, generation: int | None, first: str = COMPLETE) -> SavedCheckpoint:
-    """Return one checkpoint.
+    """Return one checkpoint, or raise NotFound.
 
-    Args:
-        session: from `Database.read` or `Database.write`.
-        run_id: run id of the job.
-        step: step of the checkpoint.
-        generation: generation that made the checkpoint. None means any generation: the function prefers checkpoints
-            in the state `first`, then checkpoints that are not deleted, then the newest generation.
-        first: state of the checkpoints to prefer.
-
-    Returns:
-        The stored checkpoint.
-
-    Raises:
-        NotFound: the checkpoint does not exist.
+    If `generation` is None, the function prefers checkpoints in the state `first`, then those that are not deleted,
+    then the newest generation.
     """
     best_first = (CheckpointRow.state != first, CheckpointRow.state == DELETED, CheckpointRow.generation.desc())
     query = (
@@ -198,17 +157,14 @@ def find(session: Session, run_id: str, *, step: int, generation: int | None, fi
 
 
 def set_pinned(session: Session, run_id: str, checkpoint: SavedCheckpoint, at: datetime | None) -> SavedCheckpoint:
-    """Pin a checkpoint, or unpin it if the given time is None.
-
-    Return the changed row.
-    """
+    """Pin a checkpoint, or unpin it if `at` is None. Return the changed row."""
     return _set(session, run_id, checkpoint, pinned_at=at)
 
 
 def set_state(session: Session, run_id: str, checkpoint: SavedCheckpoint, state: str) -> SavedCheckpoint:
     """Change a checkpoint's state and return the changed row.
 
-    The state COMPLETE takes the checkpoint out of the trash. The state DELETED also clears the manifest.
+    COMPLETE takes the checkpoint out of the trash. DELETED also clears the manifest.
     """
     cleared = {
         COMPLETE: {"trashed_at": None, "purge_at": None, "trash_cause": None},
@@ -224,7 +180,7 @@ def set_trashed(session: Session, run_id: str, checkpoint: SavedCheckpoint, mark
 
 
 def deleted_counts(session: Session) -> dict[str, int]:
-    """Return the number of deleted checkpoints by run. Runs without a deleted checkpoint are missing."""
+    """Return the number of deleted checkpoints by run. Runs without any are missing."""
     query = (
         select(CheckpointRow.run_id, func.count()).where(CheckpointRow.state == DELETED).group_by(CheckpointRow.run_id)
     )
@@ -232,12 +188,7 @@ def deleted_counts(session: Session) -> dict[str, int]:
 
 
 def runs_to_look_after(session: Session, now: datetime) -> tuple[str, ...]:
-    """Return the runs whose checkpoints `loop.checkpoint_keeper` must delete or check against the job's limits.
-
-    The result contains each job whose purge time has passed, and each run with a checkpoint that is being deleted, or
-    whose purge time has passed. It also contains each run that has a limit and at least two complete checkpoints,
-    because these may exceed the limit.
-    """
+    """Return the runs whose checkpoints `loop.checkpoint_keeper` must delete or check against the job's limits."""
     has_limit = or_(
         *(
             JobRow.spec[limit].as_string().is_not(None)
@@ -259,7 +210,7 @@ def runs_to_look_after(session: Session, now: datetime) -> tuple[str, ...]:
 def ask_to_verify(session: Session, run_id: str, checkpoint: SavedCheckpoint, now: datetime) -> SavedCheckpoint:
     """Record a user's request to verify a checkpoint, and return the row.
 
-    If the checkpoint already has an open request, the earlier request remains, and its next attempt is due immediately.
+    An open request remains and becomes due now.
     """
     return _set(
         session, run_id, checkpoint, verify_requested_at=checkpoint.verify_requested_at or now, verify_after=None
@@ -267,7 +218,7 @@ def ask_to_verify(session: Session, run_id: str, checkpoint: SavedCheckpoint, no
 
 
 def to_verify(session: Session, now: datetime) -> tuple[str, SavedCheckpoint] | None:
-    """Return the run and the checkpoint of the oldest verification request that is due, or None without one."""
+    """Return run and checkpoint of the oldest verification request that is due, or None."""
     query = select(CheckpointRow).where(
         CheckpointRow.verify_requested_at.is_not(None),
         CheckpointRow.state == COMPLETE,
@@ -283,21 +234,13 @@ _NO_REQUEST: Final[Mapping[str, None]] = {"verify_requested_at": None, "verify_a
 def store_verdict(
     session: Session, run_id: str, checkpoint: SavedCheckpoint, *, verdict: CheckpointVerdict, now: datetime
 ) -> None:
-    """Store the result of a verification.
-
-    Args:
-        session: from `Database.write`.
-        run_id: run id of the job.
-        checkpoint: the verified checkpoint. If it was deleted meanwhile, the function stores nothing.
-        verdict: what the verification found. It could read everything.
-        now: the time in UTC.
-    """
+    """Store the result of a verification that could read everything, unless the checkpoint was deleted meanwhile."""
     if session.get(CheckpointRow, (run_id, checkpoint.generation, checkpoint.step)) is not None:
         _set(session, run_id, checkpoint, verified_at=now, verdict=verdict, **_NO_REQUEST)
 
 
 def store_blocked(session: Session, run_id: str, checkpoint: SavedCheckpoint, blocked: Blocked) -> None:
-    """Record that a verification could not read S3. The verdict stays as it was, and the request stays open."""
+    """Record that a verification could not read S3. The verdict remains, and the request stays open."""
     row = session.get(CheckpointRow, (run_id, checkpoint.generation, checkpoint.step))
     if row is not None and row.verify_requested_at is not None:
         row.blocked, row.verify_after = blocked, datetime.fromtimestamp(blocked.next_attempt_at, UTC)
@@ -339,20 +282,14 @@ def pinned_steps(session: Session, run_id: str) -> tuple[int, ...]:
 
 
 def newest_complete(session: Session, run_id: str) -> SavedCheckpoint | None:
-    """Return the newest complete checkpoint of a run, or None.
-
-    Checkpoints in which a verification found faults do not count.
-    """
+    """Return the newest complete checkpoint of a run without known faults, or None."""
     query = select(CheckpointRow).where(CheckpointRow.run_id == run_id, *_IS_WHOLE)
     row = session.scalar(query.order_by(*_NEWEST_FIRST).limit(1))
     return None if row is None else record_of(row, SavedCheckpoint)
 
 
 def newest_of(session: Session, run_ids: Collection[str]) -> dict[str, tuple[int, datetime]]:
-    """Return the step and the completion time of each run's newest complete checkpoint, by run id, in one query.
-
-    Runs without a complete checkpoint are missing in the result.
-    """
+    """Return step and completion time of each run's newest complete checkpoint. Runs without one are missing."""
     place = func.row_number().over(partition_by=CheckpointRow.run_id, order_by=_NEWEST_FIRST).label("place")
     columns = CheckpointRow.run_id, CheckpointRow.step, CheckpointRow.completed_at
     placed = select(*columns, place).where(CheckpointRow.run_id.in_(run_ids), *_IS_WHOLE).subquery()

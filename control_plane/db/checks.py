@@ -1,7 +1,4 @@
-"""Checks that a database is intact: its schema, its file, its foreign keys and its generation numbers.
-
-Invariant: a check only reads. Servers may run meanwhile.
-"""
+"""Checks that a database is intact, also while servers run. A check only reads."""
 
 from __future__ import annotations
 
@@ -15,13 +12,11 @@ from control_plane.db.models import Base, GenerationRow, ImplicationRow, JobRow
 from control_plane.db.session import Database
 
 SHOWN_ROWS = 3
-"""Maximum number of faulty rows that each check of generations or fault histories reports."""
+"""Maximum number of faulty rows that each check reports."""
 
 
 def check(database: Database) -> tuple[str, ...]:
-    """Return the faults that the checks found in a database, one sentence each.
-
-    The result is empty if the database is intact.
+    """Return the faults in a database, one sentence each.
 
     Raises SchemaMismatch if the database has another schema than this version needs.
     """
@@ -38,10 +33,7 @@ def _file(session: Session, database: Database) -> Iterator[str]:
 
 
 def _references(session: Session) -> Iterator[str]:
-    """Yield a sentence for each foreign key that refers to rows that do not exist.
-
-    The query works on SQLite and on PostgreSQL.
-    """
+    """Yield a sentence for each foreign key that refers to rows that do not exist."""
     for table in Base.metadata.sorted_tables:
         for key in table.foreign_key_constraints:
             other = key.referred_table.alias()
@@ -54,7 +46,6 @@ def _references(session: Session) -> Iterator[str]:
 
 
 def _numbers(session: Session) -> Iterator[str]:
-    """Yield a sentence for each job that would reuse a generation number, or whose generations have missing rows."""
     newest = select(func.max(GenerationRow.number)).where(GenerationRow.run_id == JobRow.run_id).scalar_subquery()
     for name, issued, number in session.execute(
         select(JobRow.name, JobRow.issued_generation, newest).where(newest > JobRow.issued_generation).limit(SHOWN_ROWS)

@@ -1,12 +1,9 @@
-"""Reads all data that DescribeTrainingJob returns, in two queries.
+"""Reads all data that DescribeTrainingJob returns, from one consistent state, in two queries.
 
     job ─ newest generation ─ totals of its incidents ─ unfinished drill       one joined row
     node                                                                       one row per node
 
-DescribeTrainingJob is the most frequent call of waiters and scripts. The queries use SQLAlchemy's Core tables, because
-the creation of ORM objects takes longer than the database's answer.
-
-Invariant: all data of a description belongs to one consistent state of the database.
+The queries use Core tables, because the creation of ORM objects takes longer than the database's answer.
 """
 
 from __future__ import annotations
@@ -67,7 +64,7 @@ class JobDescription:
     plan: GenerationPlan | None
     """Plan of the newest generation. None before the first generation."""
     observed_revision: int | None
-    """Revision of the job from which the control plane planned the newest generation."""
+    """Revision of the job from which the newest generation was planned."""
     incidents: IncidentTotals
     open_drill_id: str | None
     node_ids: tuple[str, ...]
@@ -75,15 +72,7 @@ class JobDescription:
 
 
 def find(session: Session, text: str, project: str | None = None) -> JobDescription:
-    """Read a job's description.
-
-    Args:
-        session: from `Database.read` or `Database.write`.
-        text: name or run id of the job.
-        project: the only project to search. None means all projects.
-
-    Returns:
-        The description.
+    """Read the description of the job with a name or run id, in one project or in all (None).
 
     Raises:
         NotFound: the job does not exist in the project.

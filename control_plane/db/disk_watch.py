@@ -1,8 +1,5 @@
 """Detects full disks from failed writes of requests and of the server's background loops.
 
-    Database.write   reports each failed transaction, on SQLite and on PostgreSQL
-    Envelope         reports each failed request that writes a file, such as a temporary file of a source archive
-
 Invariant: any thread may call any method. No method writes to a disk or raises an exception.
 """
 
@@ -23,7 +20,7 @@ from control_plane.core.full_disk import DiskRecord
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _POSTGRESQL_DISK_FULL = "53100"
-"""SQLSTATE of disk_full. Source: PostgreSQL, Appendix A, class 53."""
+"""Source: PostgreSQL, Appendix A, class 53."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +30,7 @@ class FullDisk:
     place: str
     """A directory on the disk, or the description of a remote database."""
     free_bytes: int | None
-    """Free space in bytes. None if the disk is not on this machine."""
+    """None if the disk is not on this machine."""
     words: str
     """Error message of the newest failed write."""
     seconds: float
@@ -43,10 +40,7 @@ class FullDisk:
 class DiskWatch:
     """Records failed writes for the disks to which one server writes.
 
-    Args:
-        place: directory of SQLite's file, or a description of a remote database for users.
-        is_here: whether `place` is a directory of this machine.
-        monotonic: returns the seconds of a clock that never jumps.
+    `place` is the directory of SQLite's file, or a description of a remote database if not `is_here`.
     """
 
     def __init__(self, place: str, *, is_here: bool, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -59,9 +53,7 @@ class DiskWatch:
     def failed(self, error: BaseException, directory: Path | None = None) -> None:
         """Record a failed write if a full disk caused the failure. Ignore other errors.
 
-        Args:
-            error: the exception that the write raised. It may be an exception of SQLAlchemy that wraps the driver's.
-            directory: directory to which the caller writes. Used if an OSError contains no file name.
+        `error` may wrap the driver's exception. `directory` is used if an OSError contains no file name.
         """
         if not is_disk_full(error):
             return
@@ -74,7 +66,7 @@ class DiskWatch:
             self._records[place] = full_disk.failed(self._records.get(place), self.monotonic(), str(cause).strip())
 
     def stored(self) -> None:
-        """Record a committed transaction, which is evidence that the database's disk has space again."""
+        """Record a committed transaction, which proves that the database's disk has space."""
         if not self._records:  # Return without the lock in the usual case, in which no write has failed.
             return
         with self._lock:
@@ -83,10 +75,7 @@ class DiskWatch:
                     self._records[place] = newer
 
     def full(self) -> tuple[FullDisk, ...]:
-        """Return the disks that are full now, sorted.
-
-        The method also forgets disks that have space again.
-        """
+        """Return the full disks, sorted, and forget disks that have space again."""
         if not self._records:
             return ()
         now = self.monotonic()
@@ -111,10 +100,7 @@ class DiskWatch:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Return whether an error means a full disk or quota.
-
-    The function recognizes ENOSPC, EDQUOT, SQLITE_FULL and PostgreSQL's 53100.
-    """
+    """Return whether an error means a full disk or quota, on a file system, SQLite or PostgreSQL."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(cause, OSError) and cause.errno in _FULL:
         return True

@@ -1,7 +1,6 @@
 """Drills: faults that users inject deliberately, and the outcome of each drill.
 
-Invariant: a job has at most one unfinished drill. Only the server that has the job's lease writes the progress of a
-drill.
+Invariant: a job has at most one unfinished drill, and only the holder of the job's lease writes its progress.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from control_plane.db.session import columns_for, equal_to, record_of, values_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewDrill:
-    """The columns of a drill (a fault that a user injects on purpose), without the id that `create` assigns."""
+    """The columns of a drill, without the id that `create` assigns."""
 
     run_id: str
     job_name: str
@@ -50,10 +49,7 @@ class DrillRecord(NewDrill):
 
 
 def create(session: Session, drill: NewDrill) -> DrillRecord:
-    """Store a new drill (a fault that a user injects on purpose).
-
-    Raises Conflict if the job has an unfinished drill.
-    """
+    """Store a new drill. Raises Conflict if the job has an unfinished drill."""
     before = open_of_run(session, drill.run_id)
     if before is not None:
         raise Conflict(f"the drill {before.id} of {drill.job_name} has not ended")
@@ -69,30 +65,17 @@ _OPEN_OF_RUN: Final = (
     .where(_DRILL.run_id == bindparam("of_run"), _DRILL.ended_at.is_(None))
     .limit(1)
 )
-"""The SQL statement of `open_of_run`.
-
-It is a constant, because each DescribeTrainingJob executes it and its construction takes time.
-"""
+"""A constant, because each DescribeTrainingJob executes it and its construction takes time."""
 
 
 def open_of_run(session: Session, run_id: str) -> DrillRecord | None:
-    """Return the run's drill (a fault that a user injects on purpose) that has not ended, or None."""
+    """Return the run's drill that has not ended, or None."""
     row = session.execute(_OPEN_OF_RUN, {"of_run": run_id}).one_or_none()
     return None if row is None else record_of(row, DrillRecord)
 
 
 def change(session: Session, lease: Lease, drill_id: str, **changes: object) -> None:
-    """Update the progress or the outcome of a drill (a fault that a user injects on purpose).
-
-    Args:
-        session: from `Database.write`.
-        lease: lease of the drill's job.
-        drill_id: id of a drill of the lease's job.
-        **changes: columns to update, by name, with their new values.
-
-    Raises:
-        StaleLease: another control-plane server has taken the lease over. Nothing was written.
-    """
+    """Update the progress or the outcome of a drill. Raises StaleLease."""
     leases.guard(session, lease)
     session.execute(update(DrillRow).where(DrillRow.id == drill_id, DrillRow.run_id == lease.key).values(**changes))
 
@@ -100,17 +83,9 @@ def change(session: Session, lease: Lease, drill_id: str, **changes: object) -> 
 def page(
     session: Session, *, job_name: str | None, project: str | None, after: tuple[datetime, str] | None, limit: int
 ) -> tuple[DrillRecord, ...]:
-    """Return drills in the order of their requests.
+    """Return drills in the order of their requests, of one job or project, or of all (None).
 
-    Args:
-        session: from `Database.read` or `Database.write`.
-        job_name: only drills of this job. None means all jobs.
-        project: only drills of this project. None means all projects.
-        after: `(requested_at, id)` of the previous page's last drill. None means the first page.
-        limit: maximum number of rows, at least 1.
-
-    Returns:
-        At most `limit` drills.
+    `after` is `(requested_at, id)` of the previous page's last drill. None means the first page.
     """
     place = DrillRow.requested_at, DrillRow.id
     query = (

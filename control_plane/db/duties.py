@@ -1,4 +1,4 @@
-"""The duties of which events have told people, so that each is told once.
+"""The duties about which events informed people, so that no event repeats one.
 
 Invariant: a row exists exactly while the last event about its job or fleet said that it needs a person.
 """

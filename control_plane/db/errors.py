@@ -1,19 +1,6 @@
-"""Errors that database functions raise.
+"""Errors that database functions raise. Callers must handle them.
 
-    DatabaseError
-    ├── StaleLease          another control-plane server has the row's lease: discard results computed under it
-    ├── NotFound            no row with this name
-    ├── AlreadyExists       a row with this name exists
-    ├── AmbiguousName       jobs of several projects have this name
-    ├── Conflict            the row's state does not allow the change
-    ├── TooMuch             a report would read too many rows
-    ├── SchemaMismatch      the database's schema is not the one that this version needs
-    ├── DanglingReferences  rows refer to rows that do not exist
-    ├── UnusableBackup      a file is no backup of this kind of database
-    ├── DatabaseInUse       a backup or a restore would overwrite data, or disturb a running server
-    └── BackupFailed        a program or a disk failed during a backup or a restore
-
-Callers must handle these errors. Other exceptions, such as SQLAlchemy's error for a lost connection, are unexpected.
+Other exceptions, such as SQLAlchemy's error for a lost connection, are unexpected.
 """
 
 from __future__ import annotations
@@ -30,10 +17,7 @@ class StaleLease(DatabaseError):
 
 
 class NotFound(DatabaseError):
-    """The row does not exist.
-
-    `noun` is the kind of the row for the message, for example "training job" or "fleet".
-    """
+    """The row does not exist. `noun` is its kind for the message, for example "training job"."""
 
     def __init__(self, noun: str, name: str) -> None:
         super().__init__(f"there is no {noun} named {name!r}")
@@ -42,10 +26,7 @@ class NotFound(DatabaseError):
 
 
 class AlreadyExists(DatabaseError):
-    """A row with this name exists already.
-
-    `noun` is the kind of the row for the message, for example "training job" or "fleet".
-    """
+    """A row with this name exists already. `noun` is its kind for the message."""
 
     def __init__(self, noun: str, name: str) -> None:
         super().__init__(f"there is already a {noun} named {name!r}")
@@ -56,17 +37,11 @@ class AlreadyExists(DatabaseError):
 class AmbiguousName(DatabaseError):
     """Jobs of several projects have this name.
 
-    Only a search over all projects raises this error. The error therefore never reveals other projects to a caller of
-    one project.
+    Only a search over all projects raises this error, so it reveals no project.
     """
 
     def __init__(self, name: str, run_ids: Mapping[str, str]) -> None:
-        """Create the error for a name.
-
-        Args:
-            name: the name that jobs of several projects have.
-            run_ids: run id of each job with this name, by project.
-        """
+        """Create the error for a name. `run_ids` is by project."""
         projects = " and ".join(", ".join(run_ids).rsplit(", ", 1))
         super().__init__(
             f"there are training jobs named {name!r} in the projects {projects}; use a RunId: "
@@ -81,10 +56,7 @@ class Conflict(DatabaseError):
 
 
 class TooMuch(DatabaseError):
-    """A report would read too many rows.
-
-    `found` names the rows and their number, and `remedy` the requests that read fewer rows.
-    """
+    """A report would read too many rows. `remedy` is the requests that read fewer rows."""
 
     def __init__(self, found: str, remedy: str) -> None:
         super().__init__(f"the time range has {found}, which is too much for one report")
@@ -104,14 +76,8 @@ class UnusableBackup(DatabaseError):
 
 
 class DatabaseInUse(DatabaseError):
-    """A backup or a restore would overwrite data, or disturb a running server.
-
-    The backup file exists, the database has tables, or a server uses the database.
-    """
+    """A backup or a restore would overwrite data, or disturb a running server."""
 
 
 class BackupFailed(DatabaseError):
-    """A program or a disk failed during a backup or a restore.
-
-    The message contains the end of the program's output.
-    """
+    """A program or a disk failed during a backup or a restore. The message ends with the program's output."""

@@ -1,10 +1,7 @@
 """Events: an append-only history of jobs, fleets and nodes.
 
-A reader continues after the last event id that it has read. No event with a smaller id may therefore become visible
-later. Databases assign ids when a transaction inserts rows, but other transactions see the rows only after the commit.
-Both orders are the same, because only one write transaction runs at a time (`control_plane.db.session`).
-
-Invariant: an event never changes, and ids become visible in order.
+Invariant: an event never changes, and ids become visible in order, because only one write transaction runs at a time
+(`control_plane.db.session`). A reader can therefore continue after the last id that it has read.
 """
 
 from __future__ import annotations
@@ -28,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEvent:
-    """An event to store, without the id that the database assigns."""
+    """An event without the id that the database assigns."""
 
     at: datetime
     type: str
-    """Type of the event, for example `JobStateChanged`, `NodeExcluded` or `FleetDrift`."""
+    """Kind of the event, such as `JobStateChanged`."""
     message: str
-    """One sentence that describes the event to users."""
+    """One sentence for users."""
     project: str = ""
     fleet_name: str | None = None
     job_name: str | None = None
@@ -64,7 +61,7 @@ class EventSubject(TypedDict, total=False):
 
 
 def add(session: Session, type: str, message: str, at: datetime, **subject: Unpack[EventSubject]) -> None:
-    """Store an event about a subject. See `NewEvent`."""
+    """Store an event about a subject."""
     append(session, NewEvent(at=at, type=type, message=message, **subject))
 
 
@@ -78,13 +75,13 @@ def append_for_job(
     node_id: str | None = None,
     detail: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Store an event of a job, with the job's project, fleet and name. See `NewEvent`."""
+    """Store an event of a job, with the job's project, fleet and name."""
     of_job = {"project": job.project, "fleet_name": job.fleet_name, "job_name": job.name}
     append(session, NewEvent(at=at, type=type, message=message, node_id=node_id, detail=detail, **of_job))
 
 
 def append_for_fleet(session: Session, fleet: FleetRecord, type: str, message: str, at: datetime) -> None:
-    """Store an event of a fleet, with the fleet's project. See `NewEvent`."""
+    """Store an event of a fleet, with the fleet's project."""
     add(session, type, message, at, project=fleet.project, fleet_name=fleet.name)
 
 
@@ -95,54 +92,32 @@ def newest_id(session: Session) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventFilter:
-    """Conditions that select events. A field with the value None is no condition."""
+    """Conditions that select events. None is no condition."""
 
     job_name: str | None = None
     fleet_name: str | None = None
     project: str | None = None
     after_id: int = 0
-    """Select only events with a higher id."""
+    """Only events with a higher id."""
     before_id: int | None = None
-    """Select only events with a lower id."""
+    """Only events with a lower id."""
     after: datetime | None = None
-    """Select only events at or after this time."""
+    """Only events at or after this time."""
     before: datetime | None = None
-    """Select only events before this time."""
+    """Only events before this time."""
 
 
 def newest_of(
     session: Session, event_type: str, *, project: str, job_name: str, since: datetime, until: datetime | None
 ) -> int | None:
-    """Return the id of a job's newest event of a type within a period, or None without such an event.
-
-    Args:
-        session: from `Database.read` or `Database.write`.
-        event_type: type of the event, for example `RanksHang`.
-        project: project of the job. Jobs of other projects may have the same name.
-        job_name: only events of this job count.
-        since: start of the period, inclusive.
-        until: end of the period, inclusive. None means that the period has no end.
-
-    Returns:
-        The event's id.
-    """
+    """Return the id of a job's newest event of a type from `since` (inclusive) to `until` (None: no end), or None."""
     of_job = EventRow.project == project, EventRow.job_name == job_name
     query = select(func.max(EventRow.id)).where(*of_job, EventRow.type == event_type, EventRow.at >= since)
     return session.scalar(query if until is None else query.where(EventRow.at <= until))
 
 
 def page(session: Session, which: EventFilter, *, limit: int, is_ascending: bool = True) -> tuple[EventRecord, ...]:
-    """Return events ordered by id.
-
-    Args:
-        session: from `Database.read` or `Database.write`.
-        which: conditions that every returned row fulfils.
-        limit: maximum number of rows, at least 1.
-        is_ascending: whether the oldest event is first. If False, the newest event is first.
-
-    Returns:
-        At most `limit` events.
-    """
+    """Return events ordered by id."""
     query = (
         select(EventRow)
         .where(

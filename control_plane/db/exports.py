@@ -1,7 +1,4 @@
-"""The progress of exports: how far events were sent to each receiver.
-
-Invariant: the position of an export never decreases. Only the server that has the export's lease writes it.
-"""
+"""The progress of exports: how far events were sent to each receiver. A position never decreases."""
 
 from __future__ import annotations
 
@@ -26,39 +23,27 @@ class ExportRecord:
     """Id of the last event that the receiver accepted."""
     failing_since: datetime | None
     failure: str
-    """Error of the last attempt. Empty if the last attempt succeeded."""
+    """Error of the last attempt. Empty after a success."""
 
 
 def ensure(session: Session, name: str) -> None:
-    """Create the row of an export if it is missing.
-
-    A new export sends only events that are stored after its creation.
-    """
+    """Create the row of an export if it is missing. A new export sends only later events."""
     if session.get(ExportRow, name) is None:
         session.add(ExportRow(name=name, position=events.newest_id(session), failure=""))
         session.flush()
 
 
 def get(session: Session, name: str) -> ExportRecord:
-    """Return the stored state of an event export. `ensure` must have created its row."""
+    """Return the state of an export whose row `ensure` has created."""
     return record_of(session.get_one(ExportRow, name), ExportRecord)
 
 
 def every(session: Session) -> tuple[ExportRecord, ...]:
-    """Return all exports by name, including exports that are no longer configured."""
+    """Return all exports by name, also those that are no longer configured."""
     return tuple(record_of(row, ExportRecord) for row in session.scalars(select(ExportRow).order_by(ExportRow.name)))
 
 
 def change(session: Session, lease: Lease, **columns: object) -> None:
-    """Update an export.
-
-    Args:
-        session: from `Database.write`.
-        lease: lease of the export to update.
-        **columns: columns to update, by name, with their new values.
-
-    Raises:
-        StaleLease: another control-plane server has taken the lease over. Nothing was written.
-    """
+    """Update an export. Raises StaleLease."""
     leases.guard(session, lease)
     session.execute(update(ExportRow).where(ExportRow.name == lease.key).values(**columns))

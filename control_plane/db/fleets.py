@@ -1,9 +1,6 @@
 """Fleets: the registered Auto Scaling groups.
 
-A row contains settings of users and observations of the fleet loop, the server's background task that manages fleets.
-
-Invariant: only users' requests change the settings, for example the number of spares. Only the fleet loop writes the
-observations, under the fleet's lease.
+Invariant: only users' requests change the settings, and only the fleet loop writes the observations, under the lease.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from control_plane.db.session import changed_rows, columns_for, record_of, value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewFleet:
-    """Columns of a new fleet. The caller has already checked in AWS that the Auto Scaling group is suitable."""
+    """Columns of a new fleet. The caller has checked in AWS that the group is suitable."""
 
     name: str
     auto_scaling_group_name: str
@@ -56,9 +53,7 @@ class NewFleet:
 class FleetRecord(NewFleet):
     """A row of the table of fleets.
 
-    The inherited columns contain the values with which the fleet was registered, until a user or the fleet loop changes
-    them. The columns of this class contain the time of the registration, later requests of users, and the fleet loop's
-    observations.
+    Users and the fleet loop may have changed the inherited columns since the registration.
     """
 
     delete_requested_at: datetime | None
@@ -69,19 +64,16 @@ class FleetRecord(NewFleet):
     reasons: tuple[Reason, ...]
     created_at: datetime
     idle_microseconds: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Time that nodes have spent without a job until `idle_until`, by `NodeState`, summed over nodes."""
+    """Time of nodes without a job until `idle_until`, by `NodeState`, summed over nodes."""
     idle_counts: Mapping[str, int] = field(default_factory=dict[str, int])
     idle_until: datetime | None = None
     roll: Mapping[str, Any] | None = None
-    """The newest roll, as `db.rolls` decodes it."""
+    """Newest roll, as `db.rolls` decodes it."""
     roll_progress: Mapping[str, Any] | None = None
 
 
 def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
-    """Store a new fleet.
-
-    Raises AlreadyExists if another fleet has the same name or Auto Scaling group.
-    """
+    """Store a new fleet. Raises AlreadyExists if another fleet has the same name or Auto Scaling group."""
     require_free(session, fleet.name, fleet.auto_scaling_group_name)
     row = FleetRow(**values_of(fleet), created_at=now)
     session.add(row)
@@ -93,10 +85,7 @@ def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
 
 
 def require_free(session: Session, name: str, auto_scaling_group_name: str) -> None:
-    """Check that no fleet has this name or this Auto Scaling group.
-
-    Raises AlreadyExists otherwise.
-    """
+    """Raise AlreadyExists if a fleet has this name or this Auto Scaling group."""
     if session.get(FleetRow, name) is not None:
         raise AlreadyExists("fleet", name)
     if (
@@ -107,10 +96,7 @@ def require_free(session: Session, name: str, auto_scaling_group_name: str) -> N
 
 
 def get(session: Session, name: str) -> FleetRecord:
-    """Return the fleet with this name.
-
-    Raises NotFound if the fleet does not exist. `session` comes from `Database.read` or `Database.write`.
-    """
+    """Return the fleet with this name, or raise NotFound."""
     found = find(session, name)
     if found is None:
         raise NotFound("fleet", name)
@@ -129,19 +115,13 @@ def names(session: Session) -> tuple[str, ...]:
 
 
 def find(session: Session, name: str) -> FleetRecord | None:
-    """Return the fleet with this name, or None if the fleet does not exist.
-
-    For example, the fleet of an ended job may have been deleted.
-    """
+    """Return the fleet with this name, or None."""
     row = session.execute(_BY_NAME, {"of_fleet": name}).one_or_none()
     return None if row is None else record_of(row, FleetRecord)
 
 
 def takes_jobs(session: Session, name: str) -> bool:
-    """Return whether the fleet exists and is not being deleted.
-
-    In a write transaction, the result stays valid until the commit.
-    """
+    """Return whether the fleet exists and is not being deleted. In a write transaction, this holds until the commit."""
     fleet = find(session, name)
     return fleet is not None and fleet.delete_requested_at is None
 
@@ -152,16 +132,7 @@ def every(session: Session) -> tuple[FleetRecord, ...]:
 
 
 def page(session: Session, *, after: str | None, limit: int) -> tuple[FleetRecord, ...]:
-    """Return one page of the fleets, sorted by name.
-
-    Args:
-        session: from `Database.read` or `Database.write`.
-        after: name of the previous page's last fleet. None means the first page.
-        limit: maximum number of rows, at least 1.
-
-    Returns:
-        At most `limit` fleets.
-    """
+    """Return one page of the fleets after a name (None: from the start), sorted by name."""
     query = select(FleetRow).order_by(FleetRow.name).limit(limit)
     if after is not None:
         query = query.where(FleetRow.name > after)
@@ -169,11 +140,7 @@ def page(session: Session, *, after: str | None, limit: int) -> tuple[FleetRecor
 
 
 def set_wanted(session: Session, name: str, **settings: object) -> FleetRecord:
-    """Change the settings of a fleet as a user requested.
-
-    `settings` contains the changed columns only. `session` comes from `Database.write`. Raises NotFound if the fleet
-    does not exist.
-    """
+    """Change the given settings of a fleet as a user requested. Raises NotFound if the fleet does not exist."""
     if settings and not changed_rows(session.execute(update(FleetRow).where(FleetRow.name == name).values(**settings))):
         raise NotFound("fleet", name)
     return get(session, name)
@@ -182,10 +149,8 @@ def set_wanted(session: Session, name: str, **settings: object) -> FleetRecord:
 def lift_blindness(session: Session, name: str, now: datetime) -> FleetRecord:
     """Record a user's statement that a fleet's silent nodes are lost (UnfreezeFleet). Idempotent.
 
-    While the agents of most nodes of a fleet are silent, the fleet loop does not treat a silent node as lost. The
-    user's statement overrides this rule.
-
-    `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the fleet does not exist.
+    It overrides the rule that no silent node counts as lost while most agents are silent. Raises NotFound if the fleet
+    does not exist.
     """
     get(session, name)
     session.execute(
@@ -197,22 +162,16 @@ def lift_blindness(session: Session, name: str, now: datetime) -> FleetRecord:
 
 
 def change(session: Session, lease: Lease, **changes: object) -> None:
-    """Store new observations of the fleet loop about a fleet.
-
-    Raises StaleLease, and writes nothing, if another control-plane server has taken the lease over.
-    """
+    """Store new observations of the fleet loop about a fleet. Raises StaleLease."""
     leases.guard(session, lease)
     if changes:
         session.execute(update(FleetRow).where(FleetRow.name == lease.key).values(**changes))
 
 
 def request_delete(session: Session, name: str, now: datetime) -> FleetRecord:
-    """Record a user's request to delete a fleet.
+    """Record a user's request to delete a fleet, which the fleet loop executes. Idempotent.
 
-    The fleet loop then terminates the fleet's nodes and deletes the fleet. Idempotent.
-
-    `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the fleet does not exist, and
-    Conflict if it has unfinished jobs.
+    Raises NotFound if the fleet does not exist, and Conflict if it has unfinished jobs.
     """
     get(session, name)
     _require_idle(session, name)
@@ -225,16 +184,9 @@ def request_delete(session: Session, name: str, now: datetime) -> FleetRecord:
 
 
 def remove(session: Session, lease: Lease, now: datetime) -> None:
-    """Delete a fleet and its nodes, and revoke the sessions of their agents.
+    """Delete a fleet with its nodes and its lease, and revoke the sessions of its agents.
 
-    Args:
-        session: from `Database.write`.
-        lease: lease of the fleet. The lease ends with the deletion of the row.
-        now: time of the revocation, in UTC.
-
-    Raises:
-        StaleLease: another control-plane server has taken the lease over. Nothing was written.
-        Conflict: the fleet has unfinished jobs.
+    Raises StaleLease, and Conflict if the fleet has unfinished jobs.
     """
     leases.guard(session, lease)
     _require_idle(session, lease.key)

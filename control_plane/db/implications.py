@@ -1,9 +1,6 @@
-"""Implications: the fault histories of nodes. Each entry states that an incident involved a node.
+"""Fault histories of nodes, from which the control plane chooses the remedy for a fault.
 
-The control plane uses these histories to choose the remedy for a fault of a node.
-
-Invariant: an entry never changes. Only the server that has the lease of the job or fleet writes it. The table keeps at
-most `KEPT` entries per node.
+Invariant: an entry never changes. Only the holder of the job's or fleet's lease writes it.
 """
 
 from __future__ import annotations
@@ -23,12 +20,12 @@ from control_plane.db.models import ImplicationRow, IncidentRow
 from control_plane.db.session import columns_for, record_of, values_of
 
 KEPT = 20
-"""Maximum number of entries per node. Above this limit, `record` deletes the oldest entries."""
+"""Maximum number of entries per node. `record` deletes older entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImplicationRecord:
-    """A stored entry of a node's fault history: an incident that involved the node."""
+    """An incident that involved a node."""
 
     node_id: str
     incident_id: str
@@ -41,16 +38,7 @@ class ImplicationRecord:
 
 
 def record(session: Session, lease: Lease, lines: Iterable[ImplicationRecord]) -> None:
-    """Store entries of fault histories. An existing entry stays unchanged.
-
-    Args:
-        session: from `Database.write`.
-        lease: lease of the job or fleet for which the control plane observed the faults.
-        lines: entries to store, for any nodes.
-
-    Raises:
-        StaleLease: another control-plane server has taken the lease over. Nothing was written.
-    """
+    """Store entries of fault histories, for any nodes. An existing entry stays unchanged. Raises StaleLease."""
     leases.guard(session, lease)
     for line in lines:
         if session.get(ImplicationRow, (line.node_id, line.incident_id)) is None:
@@ -81,10 +69,7 @@ def runs_of(session: Session, node_ids: Collection[str]) -> tuple[tuple[str, str
 
 
 def of_fleet(session: Session, fleet_name: str) -> Mapping[str, tuple[ImplicationRecord, ...]]:
-    """Return the fault history of each node of a fleet, oldest entry first.
-
-    The result omits nodes without a history.
-    """
+    """Return the fault history of each node of a fleet that has one, oldest entry first."""
     found: dict[str, tuple[ImplicationRecord, ...]] = {}
     for row in session.execute(_OF_FLEET, {"of_fleet": fleet_name}):
         found[row.node_id] = (*found.get(row.node_id, ()), record_of(row, ImplicationRecord))
@@ -92,10 +77,7 @@ def of_fleet(session: Session, fleet_name: str) -> Mapping[str, tuple[Implicatio
 
 
 def of_node(session: Session, node_id: str, only_project: str | None = None) -> tuple[ImplicationRecord, ...]:
-    """Return a node's fault history, oldest entry first.
-
-    If `only_project` is set, the result contains only incidents of this project's jobs.
-    """
+    """Return a node's fault history, oldest entry first, of one project's jobs or of all (None)."""
     query = (
         select(ImplicationRow)
         .where(ImplicationRow.node_id == node_id)

@@ -1,7 +1,7 @@
 """Incidents: failures and their recoveries.
 
-Invariant: only the server that has the job's lease writes an incident, and a closed incident never changes. Two
-exceptions are the acknowledgement and the owner, which users write at any time.
+Invariant: only the holder of the job's lease writes an incident, and a closed incident never changes. Users write the
+acknowledgement and the owner at any time.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from control_plane.db.session import changed_rows, columns_of, equal_to, record_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewIncident:
-    """The columns of an incident that are known when the control plane detects its failure."""
+    """The columns of an incident that are known at the detection of its failure."""
 
     job_name: str
     project: str
     phase: str
-    """Phase of the recovery: detect, replace, restore, rework or closed."""
+    """detect, replace, restore, rework or closed."""
     cause: str
     evidence: tuple[Fact, ...]
     decision: Response
@@ -60,9 +60,9 @@ class SavedIncident(NewIncident):
     lost_steps: int | None
     generation_after: int | None
     node_count_before: int
-    """Number of nodes of the generation that ended. 0 until the next generation has a plan."""
+    """Nodes of the generation that ended. 0 until the next generation has a plan."""
     node_count_after: int
-    """Number of nodes of the newest generation of the recovery. 0 until that generation has a plan."""
+    """Nodes of the recovery's newest generation. 0 until that generation has a plan."""
     replacement_instance_ids: tuple[str, ...]
     replaced_at: datetime | None
     restored_at: datetime | None
@@ -79,24 +79,11 @@ class SavedIncident(NewIncident):
     acknowledged_by: str
     acknowledgement: str
     owner: str
-    """Name of the person who takes care of the incident, as a user entered it. Empty without an owner."""
+    """Name as a user entered it. Empty without an owner."""
 
 
 def open_incident(session: Session, lease: Lease, incident_id: str, incident: NewIncident) -> SavedIncident:
-    """Store a new incident of the lease's job. An already stored incident stays unchanged.
-
-    Args:
-        session: from `Database.write`.
-        lease: lease of the incident's job.
-        incident_id: id of the incident. If the id is already stored, this call repeats an earlier call.
-        incident: the columns of the new row.
-
-    Returns:
-        The stored incident.
-
-    Raises:
-        StaleLease: another control-plane server has taken the lease over. Nothing was written.
-    """
+    """Store and return a new incident. An incident with this id stays unchanged. Raises StaleLease."""
     leases.guard(session, lease)
     row = session.get(IncidentRow, incident_id)
     if row is None:
@@ -109,15 +96,7 @@ def open_incident(session: Session, lease: Lease, incident_id: str, incident: Ne
 def change(session: Session, lease: Lease, incident_id: str, **changes: object) -> None:
     """Update an incident during its recovery.
 
-    Args:
-        session: from `Database.write`.
-        lease: lease of the incident's job.
-        incident_id: id of an incident of the lease's job.
-        **changes: columns to update, by name, with their new values.
-
-    Raises:
-        StaleLease: another control-plane server has taken the lease over. Nothing was written.
-        NotFound: the job has no incident with this id.
+    Raises StaleLease, and NotFound if the job has no incident with this id.
     """
     leases.guard(session, lease)
     found = session.execute(
@@ -128,10 +107,7 @@ def change(session: Session, lease: Lease, incident_id: str, **changes: object) 
 
 
 def get(session: Session, incident_id: str) -> SavedIncident:
-    """Return one incident.
-
-    Raises NotFound if the incident does not exist. `session` comes from `Database.read` or `Database.write`.
-    """
+    """Return one incident, or raise NotFound."""
     row = session.get(IncidentRow, incident_id)
     if row is None:
         raise NotFound("incident", incident_id)
@@ -140,31 +116,24 @@ def get(session: Session, incident_id: str) -> SavedIncident:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentTotals:
-    """Sums over the incidents of one job, one fleet or all jobs: number, recovery time, losses and cost."""
+    """Sums over the incidents of one job, one fleet or all jobs."""
 
     count: int
     closed_count: int
     failure_count: int
-    """Number of incidents that were failures: neither planned departures, nor failed pauses, nor drills."""
+    """Failures, without planned departures, failed pauses and drills."""
     recovered_count: int
-    """Number of failures from which training has recovered."""
     recovery_seconds: float
-    """Total recovery time in seconds. The recovery of a failure lasts until training has repeated the lost steps."""
+    """Up to the repetition of the lost steps."""
     lost_node_count: int
-    """Number of nodes that failed or that AWS reclaimed.
-
-    The number excludes nodes that a person drained or a drill terminated.
-    """
+    """Nodes that failed or that AWS reclaimed, without nodes that a person drained or a drill terminated."""
     lost_steps: int
     cost_usd: float | None
-    """Sum of the incidents' costs. None if no incident has a cost."""
+    """None if no incident has a cost."""
 
     @property
     def mean_recovery_seconds(self) -> float | None:
-        """Mean time from a failure until training has repeated the lost steps.
-
-        None if training has recovered from no failure.
-        """
+        """Mean recovery time, or None without a recovered failure."""
         return self.recovery_seconds / self.recovered_count if self.recovered_count else None
 
 
@@ -195,16 +164,7 @@ _TOTALS_OF_FLEET = _TOTALS.join(JobRow, JobRow.run_id == IncidentRow.run_id).whe
 
 
 def totals(session: Session, *, run_id: str | None = None, fleet_name: str | None = None) -> IncidentTotals:
-    """Return sums over the incidents of one run, of one fleet's jobs, or of all jobs.
-
-    Args:
-        session: from `Database.read` or `Database.write`.
-        run_id: only incidents of this run. None means no such condition.
-        fleet_name: only incidents of this fleet's jobs, without drills. None means no such condition.
-
-    Returns:
-        The sums. All are zero without incidents.
-    """
+    """Return sums over the incidents of one run, of one fleet's jobs without drills, or of all jobs."""
     assert run_id is None or fleet_name is None
     query = _TOTALS_OF_RUN if run_id is not None else _TOTALS_OF_FLEET if fleet_name is not None else _TOTALS
     asked = {"of_run": run_id} if run_id is not None else {"of_fleet": fleet_name} if fleet_name is not None else {}
@@ -212,15 +172,12 @@ def totals(session: Session, *, run_id: str | None = None, fleet_name: str | Non
 
 
 def totals_where_run(run_id: ColumnElement[str]) -> Select[int, int, int, int, float, int, int, float | None]:
-    """Return the query for the sums over one run's incidents.
-
-    Other modules of this package join this query to their own queries, and decode its columns with `totals_of`.
-    """
+    """Return the query for one run's sums, for joins in this package. `totals_of` decodes its columns."""
     return _TOTALS.where(IncidentRow.__table__.c.run_id == run_id)
 
 
 def totals_of(row: Sequence[Any]) -> IncidentTotals:
-    """Convert a row to a record. The row is a result of the query from `totals_where_run`."""
+    """Convert a result of `totals_where_run` to a record."""
     found = dict(zip((field.name for field in fields(IncidentTotals)), row, strict=True))
     whole = {name: int(found[name]) for name in ("lost_node_count", "lost_steps")}  # PostgreSQL sums are Decimal.
     return IncidentTotals(**{**found, **whole})
@@ -228,7 +185,7 @@ def totals_of(row: Sequence[Any]) -> IncidentTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recoveries:
-    """Counts the completed recoveries of one job with one cause and one restore source, and the steps they lost."""
+    """Completed recoveries of one job with one cause and one restore source, and the steps they lost."""
 
     job_name: str
     project: str
@@ -253,11 +210,7 @@ def recoveries(session: Session, run_ids: Collection[str]) -> tuple[Recoveries, 
 
 
 def acknowledge(session: Session, incident_id: str, *, who: str, note: str, now: datetime) -> bool:
-    """Record that a user has seen an incident.
-
-    Return False, and change nothing, if the incident is already acknowledged. The function needs no lease, because the
-    job loop never writes these columns.
-    """
+    """Record that a user has seen an incident. Return False if the incident is already acknowledged."""
     query = update(IncidentRow).where(IncidentRow.id == incident_id, IncidentRow.acknowledged_at.is_(None))
     return bool(
         changed_rows(session.execute(query.values(acknowledged_at=now, acknowledged_by=who, acknowledgement=note)))
@@ -266,7 +219,7 @@ def acknowledge(session: Session, incident_id: str, *, who: str, note: str, now:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOfIncident:
-    """The data of a job that descriptions of its incidents need (`accounts.incidents`)."""
+    """Data of a job for descriptions of its incidents (`accounts.incidents`)."""
 
     run_id: str
     fleet_name: str
@@ -279,7 +232,7 @@ class JobOfIncident:
 
 
 def jobs_of(session: Session, run_ids: Collection[str]) -> dict[str, JobOfIncident]:
-    """Return the data of several jobs that descriptions of incidents need, by run id, in one query."""
+    """Return data of several jobs for descriptions of incidents, by run id."""
     columns = (JobRow.run_id, JobRow.fleet_name, JobRow.state, JobRow.reason, JobRow.ended_at)
     query = select(*columns, JobRow.memo, JobRow.transitions).where(JobRow.run_id.in_(run_ids))
     return {
@@ -294,30 +247,19 @@ def jobs_of(session: Session, run_ids: Collection[str]) -> dict[str, JobOfIncide
 
 
 def set_owner(session: Session, incident_id: str, owner: str) -> bool:
-    """Set the owner of an incident. An empty `owner` removes it.
-
-    Return False, and change nothing, if the incident has this owner already. The function needs no lease, because the
-    job loop never writes this column.
-    """
+    """Set the owner of an incident; empty removes it. Return False if the incident has this owner already."""
     query = update(IncidentRow).where(IncidentRow.id == incident_id, IncidentRow.owner != owner)
     return bool(changed_rows(session.execute(query.values(owner=owner))))
 
 
 def find(session: Session, incident_id: str) -> SavedIncident | None:
-    """Return one incident, or None if the database has no incident with this id.
-
-    The history of a node can contain the id of an incident that does not exist: a fault of a node without a job gets an
-    incident id, but no incident.
-    """
+    """Return one incident, or None: a fault of a node without a job has an incident id, but no incident."""
     row = session.get(IncidentRow, incident_id)
     return None if row is None else record_of(row, SavedIncident)
 
 
 def counts(session: Session, run_ids: Collection[str]) -> dict[str, tuple[int, int]]:
-    """Return for each of several runs the number of its incidents and of its open incidents, in one query.
-
-    Runs without incidents are missing in the result.
-    """
+    """Return the number of incidents and of open incidents by run. Runs without any are missing."""
     is_open = func.sum(case((IncidentRow.closed_at.is_(None), 1), else_=0))
     query = (
         select(IncidentRow.run_id, func.count(), is_open)
@@ -335,10 +277,9 @@ def closed_of(session: Session, run_ids: Collection[str]) -> tuple[SavedIncident
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentFilter:
-    """Conditions that select incidents. A field with the value None is no condition."""
+    """Conditions that select incidents. None is no condition."""
 
     run_ids: Collection[str] | None = None
-    """Only incidents of these runs."""
     project: str | None = None
     is_open: bool | None = None
     cause: str | None = None
@@ -354,15 +295,7 @@ def page(
 ) -> tuple[SavedIncident, ...]:
     """Return one page of incidents, ordered by opening time.
 
-    Args:
-        session: from `Database.read` or `Database.write`.
-        which: conditions that every returned row fulfils.
-        after: `(opened_at, id)` of the previous page's last incident. None means the first page.
-        limit: maximum number of rows, at least 1.
-        is_ascending: whether the oldest incident is first. If False, the newest incident is first.
-
-    Returns:
-        At most `limit` incidents.
+    `after` is `(opened_at, id)` of the previous page's last incident. None means the first page.
     """
     keys = (IncidentRow.opened_at, IncidentRow.id)
     query = select(IncidentRow).where(*equal_to(IncidentRow, project=which.project, cause=which.cause)).limit(limit)

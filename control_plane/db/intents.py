@@ -1,10 +1,7 @@
-"""Intents: records of external calls with side effects.
+"""Intents: records of external calls with side effects, each stored before the attempt.
 
-The control plane records each call before the attempt. If it crashes between the call and the record of the outcome,
-the intent stays open. The background loop later repeats the call under the same key and finishes the intent.
-
-Invariant: only the server that has the lease of the job or fleet writes an intent. A finished intent stays finished, so
-no later call can use its key.
+After a crash, an intent stays open, and the background loop repeats the call under the same key. A finished intent
+stays finished, so no later call can use its key.
 """
 
 from __future__ import annotations
@@ -25,11 +22,9 @@ from control_plane.db.session import columns_of
 
 
 class IntentState(StrEnum):
-    """Progress of an intent, the record of one external call.
+    """Progress of an intent.
 
-    - OPEN: the call is recorded, and may have been attempted.
-    - DONE: the call succeeded.
-    - FAILED: AWS rejected the call. A new attempt needs another intent, with another key.
+    OPEN: the call may have been attempted. FAILED: AWS rejected it; a new attempt needs another key.
     """
 
     OPEN = "open"
@@ -55,21 +50,10 @@ class IntentRecord:
 def begin(
     session: Session, lease: Lease, *, key: str, action: str, detail: Mapping[str, Any], now: datetime
 ) -> IntentRecord:
-    """Record an external call before its attempt, or count another attempt of a call without a recorded outcome.
+    """Record an external call before its attempt, or another attempt of a call without an outcome. Raises StaleLease.
 
-    Args:
-        session: from `Database.write`. The caller must commit it before the call.
-        lease: lease of the job or fleet that needs the call.
-        key: idempotency key. Equal calls have equal keys.
-        action: name of the call, stored for operators.
-        detail: arguments of the call, without secrets.
-        now: the time in UTC.
-
-    Returns:
-        The intent. The caller may attempt the call only if the state is OPEN.
-
-    Raises:
-        StaleLease: another control-plane server has taken the lease over. Nothing was written.
+    The caller commits `session` before the call, and attempts the call only if the returned state is OPEN. Equal calls
+    have equal keys. `detail` contains no secrets.
     """
     leases.guard(session, lease)
     row = session.get(IntentRow, key)
@@ -93,28 +77,16 @@ def begin(
 
 
 def finish(session: Session, lease: Lease, *, key: str, state: IntentState, outcome: str, now: datetime) -> None:
-    """Record the outcome of a call.
+    """Record the outcome of a call, DONE or FAILED, with a sentence for operators.
 
-    Args:
-        session: from `Database.write`.
-        lease: lease of the job or fleet that needed the call.
-        key: idempotency key of the intent, as passed to `begin`.
-        state: state to store: DONE or FAILED.
-        outcome: one sentence about the result, for operators.
-        now: the time in UTC.
-
-    Raises:
-        StaleLease: another control-plane server has taken the lease over. That server determines the outcome itself.
+    Raises StaleLease if another server has taken the lease over, which then determines the outcome itself.
     """
     leases.guard(session, lease)
     session.execute(update(IntentRow).where(IntentRow.key == key).values(state=state, outcome=outcome, finished_at=now))
 
 
 def done_at(session: Session, keys: Collection[str]) -> dict[str, datetime]:
-    """Return when calls to AWS were recorded as successful (DONE), by the keys of these calls.
-
-    The result omits calls in another state.
-    """
+    """Return when calls succeeded (DONE), by key. Other calls are missing."""
     query = select(IntentRow.key, IntentRow.finished_at).where(
         IntentRow.key.in_(keys), IntentRow.state == IntentState.DONE
     )
@@ -122,7 +94,7 @@ def done_at(session: Session, keys: Collection[str]) -> dict[str, datetime]:
 
 
 def newest(session: Session, subject: str, action: str) -> IntentRecord | None:
-    """Return the newest intent (recorded call) of one kind for a job or fleet (`subject_of`), or None."""
+    """Return the newest intent of an action for a job or fleet (`subject_of`), or None."""
     query = (
         select(IntentRow)
         .where(IntentRow.subject == subject, IntentRow.action == action)
@@ -133,7 +105,7 @@ def newest(session: Session, subject: str, action: str) -> IntentRecord | None:
 
 
 def unfinished(session: Session, lease: Lease) -> tuple[IntentRecord, ...]:
-    """Return the open intents (recorded calls without an outcome) of a job or fleet, oldest first."""
+    """Return the open intents of a job or fleet, oldest first."""
     query = (
         select(IntentRow)
         .where(IntentRow.subject == subject_of(lease), IntentRow.state == IntentState.OPEN)
@@ -147,5 +119,5 @@ def _record_of(row: IntentRow) -> IntentRecord:
 
 
 def subject_of(lease: Lease) -> str:
-    """Return the name of a lease's job or fleet in the table of intents: `job/<run id>` or `fleet/<name>`."""
+    """Return `job/<run id>` or `fleet/<name>`."""
     return f"{lease.kind}/{lease.key}"

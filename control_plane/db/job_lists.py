@@ -1,10 +1,7 @@
 """Lists of jobs: filtered, sorted and paged.
 
-A page starts after a position. The position is the sort value and the run id of the previous page's last job. An index
-finds the position directly, so the cost of a page does not depend on the number of preceding jobs. A job that is
-deleted between two pages does not shift the next page.
-
-Invariant: each sortable column has an index whose last column is the run id, so that no page needs a sort.
+A page starts after the sort value and run id of the previous page's last job, which an index finds directly. Invariant:
+each sortable column has an index whose last column is the run id, so that no page needs a sort.
 """
 
 from __future__ import annotations
@@ -36,12 +33,12 @@ _COLUMNS: dict[SortBy, InstrumentedAttribute[Any]] = {
     SortBy.NAME: JobRow.name,
 }
 Position = tuple[datetime | str, str]
-"""Position after which a page starts: the sort value and the run id of the previous page's last job."""
+"""Sort value and run id of the previous page's last job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """Conditions that select jobs. A field with the value None is no condition."""
+    """Conditions that select jobs. None is no condition."""
 
     status: TrainingJobStatus | None = None
     name_contains: str | None = None
@@ -65,19 +62,7 @@ def page(
     sort_by: SortBy = SortBy.CREATION_TIME,
     is_ascending: bool = False,
 ) -> tuple[SavedJob, ...]:
-    """Return one page of jobs.
-
-    Args:
-        session: from `Database.read` or `Database.write`.
-        which: conditions that every returned row fulfils.
-        after: position of the previous page's last job. None means the first page.
-        limit: maximum number of rows, at least 1.
-        sort_by: sort column. Jobs with equal values are sorted by run id.
-        is_ascending: whether the smallest value is first. If False, the greatest value is first.
-
-    Returns:
-        At most `limit` jobs.
-    """
+    """Return the page of jobs after a position (None: the first). Equal values are sorted by run id."""
     column = _COLUMNS[sort_by]
     keys = (column, JobRow.run_id)
     query = (
@@ -93,7 +78,7 @@ def page(
 
 
 def position_of(job: SavedJob, sort_by: SortBy) -> Position:
-    """Return a job's position in a list with this sort order."""
+    """Return a job's position in a list."""
     value: datetime | str = getattr(job, _COLUMNS[sort_by].key)
     return value, job.run_id
 
@@ -123,18 +108,15 @@ def _conditions(which: JobFilter, sort_by: SortBy) -> list[ColumnElement[bool]]:
 
 
 def _column(column: InstrumentedAttribute[str], *, is_indexed: bool) -> ColumnElement[str]:
-    """Return the column for a filter, or an equivalent expression that no index covers if `is_indexed` is false.
-
-    The expression prevents the query planner from choosing an index on this column. Such an index would find the
-    matching jobs in another order, and the database would sort all of them for each page.
-    """
+    # The expression keeps the planner from an index that finds the jobs in another order, which each page would
+    # sort.
     return column.expression if is_indexed else column + literal_column("''")
 
 
 def _of_status(status: TrainingJobStatus, state: ColumnElement[str]) -> list[ColumnElement[bool]]:
-    """Return the conditions that select the jobs with a status of the API.
+    """Return the conditions of a status.
 
-    A job with a requested stop has the status Stopping in every state before its end. See `states.training_job_status`.
+    A job with a requested stop is Stopping until its end (`states.training_job_status`).
     """
     is_stopping = or_(JobRow.stop_requested_at.is_not(None), JobRow.state == JobState.STOPPING)
     if status is TrainingJobStatus.STOPPING:

@@ -1,10 +1,7 @@
 """Jobs: their specification, state and generations.
 
-Invariant: only the server that has a job's lease writes the job's state. Users' requests are separate columns (for
-example `stop_requested_at`). The job loop, the server's background task that manages jobs, responds to these columns.
-
-The module has more than 500 lines. It is not divided, because all its statements concern the rows of jobs and
-generations.
+Invariant: only the holder of a job's lease writes its state. Users' requests are separate columns, such as
+`stop_requested_at`, to which the job loop responds.
 """
 
 from __future__ import annotations
@@ -33,12 +30,9 @@ from everstep.protocol.codec import decode, encode, resolve
 from everstep.protocol.plan import CHECK_VARIABLE, GenerationPlan
 
 LAUNCHES_LIMIT = 400
-"""Maximum number of generations that `launches` returns. The function omits older generations."""
+"""Maximum number of generations that `launches` returns."""
 TRANSITIONS_LIMIT = 400
-"""Maximum number of stored transitions per job.
-
-Above this limit, the job's row keeps the first transition and the newest ones.
-"""
+"""Maximum per job: the first transition and the newest ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,29 +41,26 @@ class JobInput:
 
     name: str
     uri: str = ""
-    """Location of the input, as `s3://bucket/key`. Empty if the channel is a directory on the nodes."""
+    """`s3://bucket/key`. Empty if the channel is a directory on the nodes."""
     directory: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialState:
-    """The initial state of a job: a checkpoint of another job."""
+    """A checkpoint of another job, from which a job starts."""
 
     run_id: str
-    """The run that made the checkpoint."""
+    """Run that made the checkpoint."""
     job_name: str
     generation: int
     step: int
     world_size: int
-    """Number of ranks that made the checkpoint."""
+    """Ranks that made the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedJobSpec(JobSettings):
-    """A job's specification.
-
-    The API checks it against the fleet and the source before it stores the job.
-    """
+    """A job's specification, which the API has checked against the fleet and the source."""
 
     source_sha256: str
     source_bucket: str
@@ -77,22 +68,19 @@ class SavedJobSpec(JobSettings):
     source_bytes: int
     entry_point: str
     module: str = ""
-    """Name under which ranks run `entry_point` as `python -m` does. Empty: they run it as a script."""
+    """Ranks run `entry_point` under this name as `python -m` does. Empty: as a script."""
     hyperparameters: dict[str, str] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     checkpoint_uri: str
-    """Prefix of the job's checkpoints, as `s3://bucket/prefix/`. The objects' keys also contain generation and step."""
+    """Prefix `s3://bucket/prefix/`. Keys of objects also contain generation and step."""
     checkpoint_max_count: int | None = None
-    """Number of newest checkpoints that the job keeps. None means all."""
+    """Newest checkpoints that the job keeps. None means all."""
     checkpoint_keep_every_steps: int | None = None
-    """The job keeps the first checkpoint at or after each multiple of this number of steps, in spite of other limits.
-
-    None: the rule does not apply.
-    """
+    """The job keeps the first checkpoint at or after each multiple, in spite of other limits. None: no such rule."""
     checkpoint_max_age_seconds: int | None = None
     checkpoint_trash_hours: int = DEFAULT_TRASH_HOURS
-    """Hours for which deleted checkpoints stay in the trash. 0: they are deleted at once."""
+    """Hours of deleted checkpoints in the trash. 0: no trash."""
     output_uri: str
     kept_files: list[str] = field(default_factory=list)
     """Patterns of files in the source directory that become outputs."""
@@ -100,28 +88,28 @@ class SavedJobSpec(JobSettings):
     preemptible: bool = False
     """Whether a job of higher priority may pause this job."""
     fleet_names: list[str] = field(default_factory=list)
-    """Fleets in which the job may start, in order of preference. Empty means only the fleet that the request named."""
+    """Fleets in which the job may start, preferred ones first. Empty: only the fleet that the request named."""
     initial: InitialState | None = None
-    """The checkpoint from which the job starts. None means that the job starts from the script's own initial state."""
+    """None: the script's own initial state."""
     inputs: tuple[JobInput, ...] = ()
     requirements: str = ""
     """Path of a requirements file in the source archive. Empty if the job needs no packages."""
     role_arn: str = ""
     secrets: dict[str, str] = field(default_factory=dict)
-    """Locations of secrets in AWS, by environment variable. The database never contains the values of secrets."""
+    """Locations in AWS, never values, by environment variable."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobTransition:
-    """One entry of a job's history: the state that the job entered, the time and the reason."""
+    """The state that the job entered, the time and the reason."""
 
     state: str
     reason: str
     at: datetime
     is_paused: bool = False
-    """Whether a user had paused the job when it entered the state."""
+    """Whether a user had paused the job at that time."""
     stepped_at: datetime | None = None
-    """For the state running: when a rank finished the generation's first new step. None before this step."""
+    """For the state running: when a rank finished the first new step. None before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +129,7 @@ class JobColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobProgress(JobColumns):
-    """Columns that only the job loop, the server's background task for jobs, may change."""
+    """Columns that only the job loop may change."""
 
     started_at: datetime | None
     ended_at: datetime | None
@@ -155,16 +143,16 @@ class JobProgress(JobColumns):
     target_step: int
     committed_at: datetime | None
     failures: tuple[Mapping[str, Any], ...]
-    """Recent failures, as JSON objects. `core.breakers` compares them to decide whether the job retries."""
+    """Recent failures as JSON, from which `core.breakers` decides on a retry."""
     accounting: Mapping[str, int]
-    """Microseconds of the job's time up to `accounted_until`, by accounting bucket (`core.observed.spans.Bucket`)."""
+    """Microseconds up to `accounted_until`, by `core.observed.spans.Bucket`."""
     accounted_until: datetime | None
     node_microseconds: int
-    """Working time of the job's nodes up to `accounted_until`, summed over nodes."""
+    """Up to `accounted_until`, summed over nodes."""
     cost_usd: float | None
-    """Cost of the node time at the fleet's price. None if the fleet has no price."""
+    """Cost at the fleet's price. None without a price."""
     memo: Mapping[str, Any]
-    """Values that the job loop keeps from one decision to the next (`core.observed.jobs.Memo`), as JSON values."""
+    """`core.observed.jobs.Memo` as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,12 +173,9 @@ class SavedJob(JobProgress):
     created_at: datetime
     modified_at: datetime
     purge_at: datetime | None
-    """When the control plane deletes a job in the trash for good. None outside of the trash."""
+    """Time at which a job in the trash is deleted for good. None outside of the trash."""
     project_quota: int | None = None
-    """Nodes per fleet that the project's jobs may use together.
-
-    None if the project has no limit. Only records from `unfinished` contain the value.
-    """
+    """Nodes per fleet for all jobs of the project. None: no limit, or the record is not from `unfinished`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +188,7 @@ class NewJob(JobColumns):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedGeneration:
-    """A generation (one launch of all ranks) and its plan."""
+    """A generation and its plan."""
 
     number: int
     revision: int
@@ -216,7 +201,7 @@ class SavedGeneration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineageEntry:
-    """A generation without its plan: its parent (the earlier generation from which it took its base), and its times."""
+    """A generation without its plan, with its parent and times."""
 
     number: int
     parent: int
@@ -227,10 +212,10 @@ class LineageEntry:
 
 
 def create(session: Session, job: NewJob, now: datetime) -> SavedJob:
-    """Store a new job.
+    """Store a new job, whose columns the caller has validated.
 
-    The caller has validated the columns in `job`. Raises AlreadyExists if the project has a job with this name, ended
-    or not, or if the same request token has already created a job.
+    Raises AlreadyExists if the project has a job with this name, ended or not, or if the request token has already
+    created a job.
     """
     row = JobRow(
         **values_of(job, leave_out=("spec",)),
@@ -250,16 +235,8 @@ def create(session: Session, job: NewJob, now: datetime) -> SavedJob:
 def made_by(session: Session, request_token: str, request_digest: str) -> SavedJob | None:
     """Return the job that an earlier, equal request created, or None.
 
-    Args:
-        session: from `Database.read` or `Database.write`.
-        request_token: digest of the project and the caller's ClientRequestToken.
-        request_digest: digest of the whole request.
-
-    Returns:
-        The stored job.
-
-    Raises:
-        Conflict: an earlier request with the same token but other content created a job.
+    `request_token` is the digest of project and ClientRequestToken. Raises Conflict if an earlier request with the
+    token had other content.
     """
     row = session.scalar(select(JobRow).where(JobRow.request_token == request_token))
     if row is None:
@@ -270,7 +247,7 @@ def made_by(session: Session, request_token: str, request_digest: str) -> SavedJ
 
 
 RUN_ID: Final = re.compile(r"[0-9a-f]{32}")
-"""The form of run ids. The API rejects job names of this form, so no text can be both a name and a run id."""
+"""The API rejects job names of this form, so no text can be both a name and a run id."""
 _JOB: Final = JobRow.__table__.c
 _IS_IN_PROJECT: Final = _JOB.project == bindparam("project")
 _BY_NAME: Final = (_JOB.name == bindparam("text"),)
@@ -280,14 +257,13 @@ _BY_RUN: Final = (_JOB.run_id == bindparam("text"),)
 class ByNameOrRun:
     """Finds one job by its name or its run id.
 
-    An instance contains the variants of one SQL statement. Instances are constants, because most requests about a job
-    execute such a statement and its construction takes time.
+    Instances are constants, because building their statements takes time.
     """
 
     def __init__(self, build: Callable[[Collection[ColumnElement[bool]]], Select[*tuple[Any, ...]]]) -> None:
-        """Build the four variants of a SELECT of jobs: by name or by run id, with or without a project.
+        """Build the four variants of a SELECT: by name or run id, with or without a project.
 
-        `build` returns the SELECT for given conditions. Its rows must contain the columns of the table of jobs.
+        `build` returns the SELECT for conditions. Its rows must contain the columns of the table of jobs.
         """
         self._by_name = build(_BY_NAME)
         self._by_name_in_project = build((*_BY_NAME, _IS_IN_PROJECT))
@@ -295,10 +271,7 @@ class ByNameOrRun:
         self._by_run_in_project = build((*_BY_RUN, _IS_IN_PROJECT))
 
     def rows(self, session: Session, text: str, project: str | None) -> Sequence[Row[*tuple[Any, ...]]]:
-        """Return the rows of all jobs with this name or run id, in the order of their projects.
-
-        `project` is the only project to search. None means all projects.
-        """
+        """Return the rows of all jobs with this name or run id, in the order of their projects (None: all projects)."""
         if project is None:
             statement = self._by_run if RUN_ID.fullmatch(text) else self._by_name
             return sorted(session.execute(statement, {"text": text}), key=lambda row: str(row.project))
@@ -322,15 +295,7 @@ _ONE: Final = ByNameOrRun(lambda conditions: select(*_JOB).where(*conditions))
 
 
 def get(session: Session, text: str, project: str | None = None) -> SavedJob:
-    """Return the job with this name or run id.
-
-    Args:
-        session: from `Database.read` or `Database.write`.
-        text: name or run id of the job.
-        project: the only project to search. None means all projects.
-
-    Returns:
-        The job.
+    """Return the job with this name or run id, in one project or in all (None).
 
     Raises:
         NotFound: the job does not exist in the project.
@@ -340,7 +305,7 @@ def get(session: Session, text: str, project: str | None = None) -> SavedJob:
 
 
 def named(session: Session, text: str, project: str | None) -> tuple[SavedJob, ...]:
-    """Return all jobs with this name or run id. The tuple has several jobs only if `project` is None."""
+    """Return all jobs with this name or run id; several only if `project` is None."""
     return tuple(record_of_row(row) for row in _ONE.rows(session, text, project))
 
 
@@ -353,7 +318,7 @@ class Owner:
 
 
 def owners(session: Session, run_ids: Collection[str]) -> Mapping[str, Owner]:
-    """Return name and project of the jobs of several runs, in one query. Unknown runs are missing in the result."""
+    """Return name and project by run. Unknown runs are missing."""
     if not run_ids:
         return {}
     query = select(JobRow.run_id, JobRow.name, JobRow.project).where(JobRow.run_id.in_(run_ids))
@@ -365,10 +330,7 @@ _OF_RUN: Final = select(*_COLUMNS).where(_JOB.run_id == bindparam("of_run"))
 
 
 def get_run(session: Session, run_id: str) -> SavedJob:
-    """Return the job of this run.
-
-    Raises NotFound if the job does not exist.
-    """
+    """Return the job of this run, or raise NotFound."""
     row = session.execute(_OF_RUN, {"of_run": run_id}).one_or_none()
     if row is None:
         raise NotFound("run", run_id)
@@ -385,14 +347,14 @@ _UNFINISHED_OF_FLEET: Final = _UNFINISHED.where(_JOB.fleet_name == bindparam("of
 
 
 def unfinished(session: Session, fleet_name: str | None = None) -> tuple[SavedJob, ...]:
-    """Return the unfinished jobs of one fleet, or of all fleets, by priority (highest first), then by age."""
+    """Return the unfinished jobs of one fleet or all, by priority (highest first), then by age."""
     query = _UNFINISHED if fleet_name is None else _UNFINISHED_OF_FLEET
     found = session.execute(query, {"of_fleet": fleet_name})
     return tuple(record_of_row(row, project_quota=row.project_quota) for row in found)
 
 
 def ended(session: Session, *, failed_after: datetime, also: Collection[str] = ()) -> tuple[SavedJob, ...]:
-    """Return the jobs that failed after a time, and those ended jobs whose run ids are in `also`, oldest end first."""
+    """Return jobs that failed after a time, and ended jobs whose run ids are in `also`, oldest end first."""
     has_failed = and_(JobRow.state == JobState.FAILED.value, JobRow.ended_at > failed_after)
     is_named = and_(JobRow.run_id.in_(also), JobRow.ended_at.is_not(None))
     query = select(JobRow).where(or_(has_failed, is_named)).order_by(JobRow.ended_at)
@@ -400,25 +362,24 @@ def ended(session: Session, *, failed_after: datetime, also: Collection[str] = (
 
 
 def starting_from(session: Session, run_id: str) -> tuple[SavedJob, ...]:
-    """Return the unfinished jobs of all projects whose initial state is a checkpoint of the given run, oldest first."""
+    """Return the unfinished jobs of all projects that start from a checkpoint of the run, oldest first."""
     query = select(JobRow).where(JobRow.spec["initial"]["run_id"].as_string() == run_id, JobRow.ended_at.is_(None))
     return tuple(record_of_row(row) for row in session.scalars(query.order_by(JobRow.created_at, JobRow.run_id)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedRun:
-    """A run that has been launched at least once, with its newest generation."""
+    """A run with at least one generation, the newest of which it contains."""
 
     run_id: str
     generation: int
     launched_at: datetime
-    """When the control plane planned the newest generation."""
+    """Time at which the newest generation was planned."""
     ended_at: datetime | None
-    """When the job ended. None for an unfinished job."""
 
 
 def launched(session: Session) -> tuple[LaunchedRun, ...]:
-    """Return all runs that have a generation, by run id. Runs of ended jobs are included."""
+    """Return all runs that have a generation, by run id, also those of ended jobs."""
     query = (
         select(JobRow.run_id, JobRow.generation, GenerationRow.created_at, JobRow.ended_at)
         .join(GenerationRow, (GenerationRow.run_id == JobRow.run_id) & (GenerationRow.number == JobRow.generation))
@@ -432,21 +393,17 @@ def launched(session: Session) -> tuple[LaunchedRun, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTotals:
-    """Total time, node time and cost of all jobs of a fleet, including ended jobs."""
+    """Sums over all jobs of a fleet, including ended jobs."""
 
     spent: Mapping[str, int]
-    """Total time of the jobs in microseconds, by accounting bucket (`core.observed.spans.Bucket`)."""
+    """Microseconds by `core.observed.spans.Bucket`."""
     node_microseconds: int
     cost_usd: float | None
-    """Sum of the jobs' costs. None if no job has a cost."""
+    """None if no job has a cost."""
 
 
 def totals(session: Session, fleet_name: str, buckets: Collection[str]) -> JobTotals:
-    """Add up the time and cost of all jobs of a fleet.
-
-    All sums are zero if the fleet never had a job. `buckets` names the kinds of time, such as `train`, to add up.
-    `session` comes from `Database.read` or `Database.write`.
-    """
+    """Add up the time and cost of all jobs of a fleet. `buckets` names the kinds of time to add up."""
     names = tuple(buckets)
     spent = [func.coalesce(func.sum(JobRow.accounting[name].as_integer()), 0) for name in names]
     query = select(*spent, func.coalesce(func.sum(JobRow.node_microseconds), 0), func.sum(JobRow.cost_usd)).where(
@@ -458,20 +415,15 @@ def totals(session: Session, fleet_name: str, buckets: Collection[str]) -> JobTo
 
 
 def request_stop(session: Session, run_id: str, now: datetime) -> SavedJob:
-    """Record a user's request to stop a job. Idempotent.
-
-    `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist, and Conflict
-    if it has ended.
-    """
+    """Record a user's request to stop a job. Idempotent. Raises NotFound, and Conflict if the job has ended."""
     job = _unended(session, run_id)
     return job if job.stop_requested_at is not None else _with_request(session, job, now, stop_requested_at=now)
 
 
 def request_pause(session: Session, run_id: str, now: datetime) -> SavedJob:
-    """Record a user's request to pause a job until a user resumes it. Idempotent.
+    """Record a user's request to pause a job. Idempotent.
 
-    `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist. Raises
-    Conflict if the job has ended, or a user has requested its stop.
+    Raises NotFound, and Conflict if the job has ended or a user has requested its stop.
     """
     job = _unended(session, run_id)
     if job.stop_requested_at is not None:
@@ -480,11 +432,7 @@ def request_pause(session: Session, run_id: str, now: datetime) -> SavedJob:
 
 
 def withdraw_pause(session: Session, run_id: str, now: datetime) -> SavedJob:
-    """Record that a user resumes a job, by removing the pause request. A job without a pause request stays unchanged.
-
-    `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist, and Conflict
-    if it has ended.
-    """
+    """Remove the pause request of a job, if it has one. Raises NotFound, and Conflict if the job has ended."""
     job = _unended(session, run_id)
     return job if job.pause_requested_at is None else _with_request(session, job, now, pause_requested_at=None)
 
@@ -492,8 +440,7 @@ def withdraw_pause(session: Session, run_id: str, now: datetime) -> SavedJob:
 def request_rehearsal(session: Session, run_id: str, now: datetime) -> SavedJob:
     """Record a user's request for a rehearsal.
 
-    `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist. Raises
-    Conflict if the job has ended or stops, if its settings turn rehearsals off, or if the job is a determinism check.
+    Raises NotFound. Raises Conflict if the job has ended or stops, turns rehearsals off, or is a determinism check.
     """
     job = _unended(session, run_id)
     if job.stop_requested_at is not None:
@@ -518,7 +465,7 @@ def _with_request(session: Session, job: SavedJob, now: datetime, **columns: dat
 
 
 def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> None:
-    """Record a user's request for a checkpoint (CreateCheckpoint) of `step` or of a later step."""
+    """Record a user's request for a checkpoint (CreateCheckpoint) of `step` or a later step."""
     session.execute(
         update(JobRow).where(JobRow.run_id == run_id).values(checkpoint_wanted_step=step, checkpoint_wanted_at=now)
     )
@@ -526,7 +473,7 @@ def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRows:
-    """Number of rows per table (besides the job's own row) that the deletion of a job also deletes."""
+    """Rows per table, besides the job's own, that the deletion of a job deletes."""
 
     generations: int
     checkpoints: int
@@ -534,7 +481,7 @@ class JobRows:
 
 
 def rows_of(session: Session, run_id: str) -> JobRows:
-    """Count the rows in other tables that the deletion of a job would also delete."""
+    """Count the rows in other tables that the deletion of a job deletes."""
 
     def count(table: type[GenerationRow | CheckpointRow | IncidentRow]) -> int:
         return session.scalar(select(func.count()).select_from(table).where(table.run_id == run_id)) or 0
@@ -543,11 +490,7 @@ def rows_of(session: Session, run_id: str) -> JobRows:
 
 
 def require_ended(session: Session, job: SavedJob) -> None:
-    """Check that a job has ended and that no node works for it.
-
-    Raises Conflict if the job has not ended, or if a node has not yet deleted the job's state from its memory.
-    `session` comes from `Database.read` or `Database.write`.
-    """
+    """Raise Conflict if a job has not ended, or if a node still has the job's state in its memory."""
     if job.ended_at is None:
         raise Conflict(
             f"the training job {job.name!r} has not ended; stop it first (StopTrainingJob) and wait until it is Stopped"
@@ -563,14 +506,12 @@ def require_ended(session: Session, job: SavedJob) -> None:
 
 
 def set_purge_at(session: Session, run_id: str, at: datetime | None) -> None:
-    """Move a job to the trash until a time, or take it out of the trash."""
+    """Move a job to the trash until a time, or take it out of the trash (None)."""
     session.execute(update(JobRow).where(JobRow.run_id == run_id).values(purge_at=at))
 
 
 def remove(session: Session, run_id: str) -> None:
-    """Delete an ended job with its generations, checkpoints and incidents.
-
-    Events and fault histories of nodes remain.
+    """Delete an ended job with its generations, checkpoints and incidents, but not its events and fault histories.
 
     Raises NotFound if no ended job has this run.
     """
@@ -592,31 +533,25 @@ def set_memo(session: Session, run_id: str, memo: Mapping[str, Any]) -> None:
 
 
 def take_over(session: Session, run_id: str, who: str, now: datetime) -> bool:
-    """Record that a user takes control of a job from Everstep (TakeOverTrainingJob).
-
-    Return False, and change nothing, if a user already controls the job or if the job has ended.
-    """
+    """Record TakeOverTrainingJob. Return False if a user already controls the job or the job has ended."""
     query = update(JobRow).where(JobRow.run_id == run_id, JobRow.ended_at.is_(None), JobRow.taken_over_at.is_(None))
     return bool(changed_rows(session.execute(query.values(taken_over_at=now, taken_over_by=who))))
 
 
 def hand_back(session: Session, run_id: str) -> bool:
-    """End a person's takeover of a job. Return False, and change nothing, if Everstep already controls the job."""
+    """End a person's takeover of a job. Return False if Everstep already controls the job."""
     query = update(JobRow).where(JobRow.run_id == run_id, JobRow.taken_over_at.is_not(None))
     return bool(changed_rows(session.execute(query.values(taken_over_at=None, taken_over_by=""))))
 
 
 def accept_loss(session: Session, run_id: str, *, step: int, after: int, now: datetime) -> None:
-    """Record a person's consent that the job continues from a step, after the end of generation `after`."""
+    """Record a person's consent that the job continues from `step` after the end of generation `after`."""
     query = update(JobRow).where(JobRow.run_id == run_id, JobRow.ended_at.is_(None))
     session.execute(query.values(accepted_step=step, accepted_after=after, modified_at=now))
 
 
 def change(session: Session, lease: Lease, **changes: object) -> None:
-    """Change columns of a job other than its state.
-
-    Raises StaleLease, and writes nothing, if another control-plane server has taken the lease over.
-    """
+    """Change columns of a job, except its state. Raises StaleLease."""
     leases.guard(session, lease)
     if changes:
         session.execute(update(JobRow).where(JobRow.run_id == lease.key).values(**changes))
@@ -625,20 +560,9 @@ def change(session: Session, lease: Lease, **changes: object) -> None:
 def transition(
     session: Session, lease: Lease, *, before: str, after: str, now: datetime, reason: str, **changes: object
 ) -> None:
-    """Change a job's state and append the transition to its history.
+    """Change a job's state, which `core.states` has allowed, and append the transition to its history.
 
-    Args:
-        session: from `Database.write`.
-        lease: lease of the job to update.
-        before: state of the job when the decision was made.
-        after: state to enter. `core.states` has checked that the transition is allowed.
-        now: the time in UTC.
-        reason: the reason for the new state.
-        **changes: values of further columns, by the column's name.
-
-    Raises:
-        StaleLease: another control-plane server has taken the lease over, or the state is not `before`. Nothing was
-            written.
+    Raises StaleLease if another server has taken the lease over, or the state is not `before`.
     """
     leases.guard(session, lease)
     found = session.execute(
@@ -658,15 +582,9 @@ def transition(
 
 
 def note_first_step(session: Session, lease: Lease, stepped_at: datetime) -> None:
-    """Record when the newest generation of a job finished its first new step.
+    """Record when the newest generation finished its first new step, by the clock of a rank's node.
 
-    Args:
-        session: from `Database.write`.
-        lease: lease of the job whose history changes.
-        stepped_at: when a rank finished the step, in UTC, by the clock of the rank's node.
-
-    Raises:
-        StaleLease: another control-plane server has taken the lease over. Nothing was written.
+    Raises StaleLease.
     """
     leases.guard(session, lease)
     story = [
@@ -680,20 +598,10 @@ def note_first_step(session: Session, lease: Lease, stepped_at: datetime) -> Non
 
 
 def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: datetime, *, revision: int = 1) -> None:
-    """Store a generation and its plan as the job's newest generation.
+    """Store a generation and its plan, which never changes, as the job's newest. Raises StaleLease.
 
-    Stored plans never change.
-
-    Args:
-        session: from `Database.write`.
-        lease: lease of the job that the generation belongs to.
-        plan: complete plan, which contains the generation's number.
-        now: the time in UTC.
-        revision: revision of the specification from which the plan was made.
-
-    Raises:
-        StaleLease: another control-plane server has taken the lease over. Nothing was written.
-        AlreadyExists: the generation already has a plan.
+    `revision` is the specification's, from which the plan was made. Raises AlreadyExists if the generation already has
+    a plan.
     """
     leases.guard(session, lease)
     number = int(plan.generation)
@@ -719,10 +627,8 @@ def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: da
 
 
 def launches(session: Session, run_id: str) -> tuple[Launch, ...]:
-    """Return the newest `LAUNCHES_LIMIT` generations of a run with their nodes, oldest first.
-
-    The function reads the node ids from a separate column, because decoding the plans would take longer.
-    """
+    """Return the newest `LAUNCHES_LIMIT` generations of a run with their nodes, oldest first."""
+    # The node ids come from a separate column, because decoding the plans would take longer.
     query = (
         select(GenerationRow.created_at, GenerationRow.node_ids)
         .where(GenerationRow.run_id == run_id)
@@ -733,13 +639,7 @@ def launches(session: Session, run_id: str) -> tuple[Launch, ...]:
 
 
 def mark_generation_started(session: Session, lease: Lease, number: int, now: datetime) -> None:
-    """Record that the control plane ordered the start of a generation's ranks.
-
-    A repeated call changes nothing.
-
-    `number` is the number of a generation with a stored plan. Raises StaleLease, and writes nothing, if another
-    control-plane server has taken the lease of the job over.
-    """
+    """Record that the control plane ordered the start of a generation's ranks. Idempotent. Raises StaleLease."""
     leases.guard(session, lease)
     session.execute(
         update(GenerationRow)
@@ -751,7 +651,7 @@ def mark_generation_started(session: Session, lease: Lease, number: int, now: da
 def generation(session: Session, run_id: str, number: int) -> SavedGeneration:
     """Return one generation with its plan.
 
-    Numbers start with 1. Raises NotFound if the generation does not exist, or if retention has removed its plan.
+    Raises NotFound if it does not exist, or if retention has removed its plan.
     """
     row = session.get(GenerationRow, (run_id, number))
     if row is None or not row.plan:
@@ -776,12 +676,12 @@ _LINEAGE: Final = (
 
 
 def lineage(session: Session, run_id: str) -> tuple[LineageEntry, ...]:
-    """Return all generations of a run that ever had a plan, oldest first. The result omits the plans."""
+    """Return all generations of a run that ever had a plan, without the plans, oldest first."""
     return tuple(LineageEntry(**row) for row in session.execute(_LINEAGE, {"of_run": run_id}).mappings())
 
 
 def planned_nodes(session: Session, run_id: str, generation: int) -> frozenset[str]:
-    """Return the nodes in a generation's plan. Empty if the generation does not exist."""
+    """Return the nodes in a generation's plan. Empty without such a generation."""
     found = session.scalar(
         select(GenerationRow.node_ids).where(GenerationRow.run_id == run_id, GenerationRow.number == generation)
     )

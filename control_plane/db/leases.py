@@ -31,12 +31,12 @@ _TABLES: Final[Mapping[LeaseKind, tuple[type[Base], str]]] = {
     "fleet": (FleetRow, "name"),
     "export": (ExportRow, "name"),
 }
-"""The table of each kind of lease, with the name of the column that contains the lease's key."""
+"""Table by kind, with the name of the key's column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write one row. A server loses this right once another control-plane server claims the row."""
+    """The right to write one row, until another server claims the row."""
 
     kind: LeaseKind
     key: str
@@ -44,28 +44,19 @@ class Lease:
     owner: str
     counter: int
     taken_at: float = field(default=float("-inf"), compare=False)
-    """Time of this server's claim or last renewal, in seconds of its monotonic clock.
-
-    The value has no meaning in other processes.
-    """
+    """Claim or last renewal, in seconds of this process's monotonic clock."""
 
 
 def owner_of(session: Session, kind: LeaseKind, key: str) -> str | None:
-    """Return the control-plane server that holds the lease of a row.
-
-    None if no server holds the lease, or if the row does not exist.
-    """
+    """Return the server that holds the lease of a row, or None."""
     found = session.execute(_statements(kind).find, {"of_key": key}).one_or_none()
     return None if found is None else found.lease_owner
 
 
 class Leaser:
-    """Claims leases for one control-plane server.
+    """Claims leases for one server. Threads may share it, for different rows.
 
-    Several threads may use an instance at the same time, for different rows.
-
-    `owner` is `ServerReplica.owner`, a new id at each start of the server. A lease must be unchanged for `ttl_seconds`
-    before another control-plane server may take it over.
+    `owner` is `ServerReplica.owner`. A lease must be unchanged for `ttl_seconds` before a takeover.
     """
 
     def __init__(self, owner: str, ttl_seconds: float, monotonic: Callable[[], float]) -> None:
@@ -76,22 +67,10 @@ class Leaser:
         self._moved_at: dict[tuple[LeaseKind, str], float] = {}
 
     def claim(self, session: Session, kind: LeaseKind, key: str, *, at_once: bool = False) -> Lease | None:
-        """Claim the lease of a row.
+        """Claim a free lease, renew an own one, or take over an expired one. Return None while another server holds it.
 
-        The method claims a free lease, renews a lease of this server, or takes over an expired lease of another server.
-
-        Args:
-            session: from `Database.write`.
-            kind: kind of the row; selects the table.
-            key: primary key of the row.
-            at_once: whether to take the lease over immediately, because the caller knows that its owner can no longer
-                use it.
-
-        Returns:
-            The lease, or None while another control-plane server holds it.
-
-        Raises:
-            NotFound: the row does not exist.
+        `at_once` takes the lease over immediately, because its owner can no longer use it. Raises NotFound if the row
+        does not exist.
         """
         found = session.execute(_statements(kind).find, {"of_key": key}).one_or_none()
         if found is None:
@@ -105,37 +84,23 @@ class Leaser:
         return self._take(session, kind, key, owner, counter)
 
     def sees_another(self, kind: LeaseKind, key: str) -> bool:
-        """Return whether another control-plane server holds this lease and still renews it.
-
-        Each renewal changes the lease's counter. The result is True if an attempt of this server to claim the lease has
-        read a new value of the counter within the last `ttl_seconds`.
-        """
+        """Return whether another server holds and renews this lease, as this server's attempts to claim it show."""
         moved_at = self._moved_at.get((kind, key))
         return moved_at is not None and self._monotonic() - moved_at < self._ttl_seconds
 
     def renew(self, session: Session, lease: Lease) -> Lease:
-        """Renew a lease while this server works for a long time on the job, fleet or export that the lease protects.
-
-        Return the lease with its new counter. The caller must use this lease from now on. Raises StaleLease if another
-        control-plane server has taken the lease over.
-        """
+        """Return the lease with a new counter, which the caller must use from now on. Raises StaleLease."""
         renewed = self._take(session, lease.kind, lease.key, lease.owner, lease.counter)
         if renewed is None:
             raise StaleLease(f"the lease of {lease.kind} {lease.key} was taken over")
         return renewed
 
     def is_due(self, lease: Lease) -> bool:
-        """Return whether this server should renew a lease that it holds.
-
-        The result is true if a third of `ttl_seconds` has passed since the last renewal.
-        """
+        """Return whether a third of `ttl_seconds` has passed since the last renewal of an own lease."""
         return self._monotonic() - lease.taken_at >= self._ttl_seconds / 3
 
     def release(self, session: Session, lease: Lease) -> None:
-        """Release a lease so that another control-plane server can claim it immediately.
-
-        The call has no effect if this server has already lost the lease.
-        """
+        """Release a lease, so that another server can claim it immediately. No effect on a lost lease."""
         held = {"of_key": lease.key, "owner": lease.owner, "counter": lease.counter}
         session.execute(_statements(lease.kind).take, {**held, "new_owner": None, "new_counter": lease.counter})
 
@@ -157,10 +122,7 @@ class Leaser:
 
 
 def guard(session: Session, lease: Lease) -> None:
-    """Check a lease, and lock it until the end of the write transaction.
-
-    Afterwards, the transaction can commit only if its server still holds the lease: the function writes the lease's
-    row, so that a concurrent claim waits for this transaction.
+    """Check a lease, and lock it until the end of the write transaction, because a concurrent claim waits for the row.
 
     Raises StaleLease if the row has another owner or counter, or does not exist.
     """
@@ -175,17 +137,14 @@ class _Statements:
     """The SQL statements about the leases of one table."""
 
     find: Select[*tuple[Any, ...]]
-    """Returns owner and counter of the row `of_key`."""
+    """Owner and counter of the row `of_key`."""
     take: Update
-    """Sets `new_owner` and `new_counter`, if owner and counter of the row `of_key` are `owner` and `counter`."""
+    """Sets `new_owner` and `new_counter`, if the row `of_key` has `owner` and `counter`."""
 
 
 @cache
 def _statements(kind: LeaseKind) -> _Statements:
-    """Return the SQL statements about the leases of one kind.
-
-    Cached, because the background loops execute them often, and their construction takes time.
-    """
+    # Cached, because the background loops execute the statements often, and their construction takes time.
     model, key = _TABLES[kind]
     table = cast(Table, model.__table__)
     is_row, columns = table.c[key] == bindparam("of_key"), table.c

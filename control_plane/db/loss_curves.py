@@ -1,7 +1,6 @@
-"""Reads the training loss of several runs, reduced to a few points per run.
+"""Reads the training loss of several runs, reduced to a few points per run for lists of jobs.
 
-The dashboard draws these points in lists of jobs. The module decodes only those chunks of stored points, and those
-columns, that it needs. The number of SQL statements does not depend on the number of runs.
+It decodes only the chunks and columns that it needs. The number of statements does not depend on the number of runs.
 """
 
 from __future__ import annotations
@@ -22,27 +21,20 @@ from control_plane.db.models import JobRow, MetricChunkRow, MetricRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossCurve:
-    """The training loss of one run, reduced to a few points."""
+    """A few points of the training loss of one run."""
 
     run_id: str
     name: str
     """Name of the metric."""
     steps: tuple[int, ...]
     values: tuple[float, ...]
-    """For each step: the logged value, finite or not."""
+    """Logged value per step, finite or not."""
 
 
 def read(session: Session, run_ids: Sequence[str], project: str | None, limit: int) -> tuple[LossCurve, ...]:
-    """Return the loss curves of runs, in the order of `run_ids`.
+    """Return at most `limit` (at least 2) points per run, at equal distances up to the newest, as `run_ids` orders.
 
-    Args:
-        session: from `Database.read` or `Database.write`.
-        run_ids: run ids. Runs that do not exist, that belong to another project or that log no loss are left out.
-        project: the only project to search. None means all projects.
-        limit: maximum number of points per curve, at least 2.
-
-    Returns:
-        One curve per run, with points at equal distances. The last point is the newest value.
+    Runs that do not exist, that belong to another project or that log no loss are left out.
     """
     names: defaultdict[str, list[str]] = defaultdict(list)
     listed = (
@@ -61,11 +53,11 @@ def read(session: Session, run_ids: Sequence[str], project: str | None, limit: i
 
 
 _Chunk = tuple[int, int, bytes, tuple[str, ...]]
-"""A chunk of a metric's points: first step, number of steps per point, packed points, node ids."""
+"""First step, steps per point, packed points, node ids."""
 
 
 def _chunks(session: Session, wanted: Mapping[str, str]) -> Mapping[str, list[_Chunk]]:
-    """Return the stored chunks (series of consecutive points) of one metric of each run, sorted by step."""
+    """Return the stored chunks of one metric of each run, sorted by step."""
     found: defaultdict[str, list[_Chunk]] = defaultdict(list)
     if not wanted:
         return found
@@ -105,7 +97,7 @@ def _curve(run_id: str, name: str, chunks: Sequence[_Chunk], limit: int) -> Loss
 
 
 def _columns(chunk: _Chunk) -> tuple[Sequence[int], Sequence[float]]:
-    """Return the last step of each point in a stored row, and the value logged at this step."""
+    """Return the last step and the value at that step of each point."""
     _, width, packed, nodes = chunk
     if width == 1 and not nodes:
         count = len(packed) // 24

@@ -1,13 +1,8 @@
-"""Reads metrics at a coarse resolution, with a cache.
+"""Reads metrics at a coarse resolution, with a cache of the joined points of each row.
 
-The database stores a metric's points in rows of many points. A poll of a long run reads hundreds of rows, of which only
-the newest have changed since the last poll. The decoding of points, and the joining of neighbouring points to coarser
-ones, take most of the time. This module therefore caches the joined points of each row.
-
-    key     packed bytes, steps per point, nodes, breakdowns and resolution, so a changed row has another key
-    limit   `MAX_POINTS` points in total; the cache drops the least recently used rows first
-
-Invariant: the points equal those of `metrics.read` and `resampled`, except for rounding errors of means.
+Of the hundreds of rows of a long run, only the newest change between polls, and decoding and joining take most of the
+time. The key contains the packed bytes, so a changed row has another key. Invariant: the points equal those of
+`metrics.read` and `resampled`, except for rounding errors of means.
 """
 
 from __future__ import annotations
@@ -25,9 +20,9 @@ from control_plane.core.metrics import Point, folded, span_of
 from control_plane.db.metrics import chunk_query, unpack
 
 MAX_POINTS: Final = 100_000
-"""Maximum number of cached points, about 35 MB. Source: measured with tracemalloc."""
+"""About 35 MB, measured with tracemalloc. The cache drops the least recently used rows first."""
 BREAKDOWN_WEIGHT: Final = 2
-"""Memory of a point with values of 64 nodes, as a multiple of a point without: 1.5 (by tracemalloc), rounded up."""
+"""Memory of a point with values of 64 nodes, as a multiple of one without: 1.5 by tracemalloc."""
 _STEP: Final = struct.Struct("<q")
 
 
@@ -37,7 +32,7 @@ class _Chunk:
     width: int
     nodes: tuple[str, ...]
     breakdowns: bytes | None
-    """The encoded values by node or rank. None if the caller does not read them."""
+    """Encoded values by node or rank. None if the caller does not read them."""
 
     @property
     def count(self) -> int:
@@ -49,17 +44,13 @@ class _Chunk:
 
     @property
     def last_step(self) -> int:
-        """Last step of the last point.
-
-        `packed` stores the points column by column. If each point is a single value, the row has one column of steps.
-        If points summarize several values, it has two: first steps, then last steps.
-        """
+        """Last step of the last point."""
         columns = 1 if self.width == 1 and not self.nodes else 2
         return int(_STEP.unpack_from(self.packed, _STEP.size * (columns * self.count - 1))[0])
 
 
 class MetricSamples:
-    """Reads the metrics of whole runs at a coarse resolution, and caches points. Threads may share an instance."""
+    """Reads metrics of whole runs at a coarse resolution. Threads may share an instance."""
 
     def __init__(self, max_points: int = MAX_POINTS) -> None:
         self._max_points = max_points
@@ -70,17 +61,9 @@ class MetricSamples:
     def read(
         self, session: Session, run_id: str, *, name: str | None, limit: int, has_breakdowns: bool = False
     ) -> Mapping[str, tuple[Point, ...]]:
-        """Return the points of a run's metrics, each metric summarized to at most `limit` points over all its steps.
+        """Return a run's metrics by name, each summarized to at most `limit` points over all its steps.
 
-        Args:
-            session: from `Database.read` or `Database.write`.
-            run_id: run id of the job.
-            name: name of one metric. None means all metrics.
-            limit: at least 1.
-            has_breakdowns: whether to read the values by node or rank. The result then omits points without them.
-
-        Returns:
-            Points by name, ordered by step.
+        `name` None means all metrics. With `has_breakdowns`, the result omits points without values by node or rank.
         """
         found: defaultdict[str, list[_Chunk]] = defaultdict(list)
         for each, width, packed, nodes, breakdowns in session.execute(
@@ -123,5 +106,5 @@ class MetricSamples:
 
 
 def _weight(chunk: _Chunk, points: tuple[Point, ...]) -> int:
-    """Return how many points without breakdowns (values by node or rank) take as much memory as these points."""
+    """Return how many points without breakdowns take as much memory as these."""
     return len(points) * (1 if chunk.breakdowns is None else BREAKDOWN_WEIGHT)

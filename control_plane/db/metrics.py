@@ -1,21 +1,16 @@
 """Stores metrics: values that scripts log, and values that Everstep measures on nodes.
 
-A metric has values by run, name and step. Points of old steps are joined to coarser points, each of which covers
-several steps (`control_plane.core.metrics`). The tables and the encoding of points are:
+Points of old steps are joined to coarser points, each of which covers several steps (`core.metrics`).
 
     metric_log      per run: number of the next expected value, and the count of dropped values
     metric          per run and name: the newest value
-    metric_chunk    per run, name and width (steps per point): packed points
+    metric_chunk    per run, name and width (steps per point): packed points, nodes of the extremes, breakdowns
 
     packed, little-endian   width 1: steps int64[n], at float64[n], values float64[n]
-                            other:   step, last_step, count, finite_count int64[n] each
-                                     at, minimum, mean, maximum, last float64[n] each
+                            other, or of several nodes:   step, last_step, count, finite_count int64[n] each
+                                                          at, minimum, mean, maximum, last float64[n] each
 
-The points of a metric that several nodes measured always have the second layout. Separate columns contain the ids of
-the nodes with the extremes, and the values by node or rank (`control_plane.core.breakdowns`).
-
-Invariant: storing a batch again changes nothing. If a generation repeats steps of an earlier generation, the module
-deletes the old values of these steps when the later generation logs its first value.
+Invariant: storing a batch again changes nothing. The first value of a generation deletes old values of repeated steps.
 """
 
 from __future__ import annotations
@@ -42,10 +37,7 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.rank_messages import MAX_METRIC_NAME_LENGTH, OWN_METRICS
 
 MAX_NAMES = 256
-"""Maximum number of metric names per run.
-
-The module drops the values of further names, and counts them as dropped.
-"""
+"""Limit per run. Values of further names are dropped and counted."""
 NOBODY: Mapping[NodeId, Mapping[str, float]] = {}
 NOTHING_LOGGED: Mapping[int, Mapping[str, float]] = {}
 _Key = TypeVar("_Key")
@@ -62,7 +54,7 @@ class SeriesKind(StrEnum):
 
 
 def kind_of(name: str) -> SeriesKind:
-    """Return the kind of series that a metric can have. Nodes measure Everstep's own metrics, and ranks log others."""
+    """Return the kind of series of a metric: nodes measure Everstep's own metrics, ranks log others."""
     return SeriesKind.NODE if name.startswith(OWN_METRICS) else SeriesKind.RANK
 
 
@@ -83,18 +75,11 @@ def store(
     measured: Mapping[NodeId, Mapping[str, float]] = NOBODY,
     logged: Mapping[int, Mapping[str, float]] = NOTHING_LOGGED,
 ) -> None:
-    """Store a batch of metrics from an agent. Idempotent. Called once a second for each run that logs.
+    """Store a batch of metrics of an agent, unless the run was deleted.
 
-    Args:
-        session: from `Database.write`.
-        agent_id: id of the sending agent. Each agent numbers its values, and the function skips values whose numbers it
-            has already stored.
-        batch: the batch as received. If the run was deleted, the function stores nothing.
-        measured: newest measurements of the job's nodes, by node, in the generation of the batch's newest point. The
-            function ignores metrics whose names rank 0 did not send, so that other nodes cannot exhaust the run's limit
-            of names.
-        logged: newest values that the script logged on the job's ranks, by rank, in the generation of the batch's
-            newest point. The function ignores names that rank 0 did not send here, too.
+    Idempotent: stored numbers of the agent are skipped. `measured` (by node) and `logged` (by rank) are the newest
+    values in the generation of the batch's newest point. Names that rank 0 did not send are ignored, so that other
+    nodes cannot exhaust the run's limit of names.
     """
     if session.get(JobRow, batch.run) is None:
         return
@@ -129,14 +114,14 @@ def store(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A received point. The newest point also has the newest values by node (`measured`) or by rank (`logged`)."""
+    """A received point. The newest one also has the newest values by node (`measured`) or rank (`logged`)."""
 
     point: MetricPoint
     measured: Mapping[NodeId, Mapping[str, float]]
     logged: Mapping[int, Mapping[str, float]]
 
     def joined(self, name: str, value: float) -> Point:
-        """Return the point to store for one of the received values."""
+        """Return the point to store for one value."""
         step, at = self.point.step, self.point.at_seconds
         if kind_of(name) is SeriesKind.RANK:
             return metrics.logged(step, at, value, _column(self.logged, name))
@@ -144,10 +129,7 @@ class _Found:
 
 
 def _newest(points: Sequence[MetricPoint], kind: SeriesKind) -> MetricPoint | None:
-    """Return the last of `points` that contains a metric of `kind`.
-
-    Return None if no point contains such a metric, or if the point is of another generation than the last point.
-    """
+    """Return the last point with a metric of `kind`, or None if that is of another generation than the last point."""
     found = next((point for point in reversed(points) if any(kind_of(name) is kind for name in point.values)), None)
     return found if found is not None and found.generation == points[-1].generation else None
 
@@ -157,7 +139,7 @@ def _column(values: Mapping[_Key, Mapping[str, float]], name: str) -> dict[_Key,
 
 
 def _store_generation(session: Session, log: MetricLogRow, generation: int, points: Sequence[_Found]) -> int:
-    """Store the values of a batch that one generation logged. Return the number of dropped values."""
+    """Store the values of one generation, and return the number of dropped values."""
     if generation > log.generation:
         base = _base_after(session, log.run_id, log.generation, generation)
         if log.generation and base is not None:
@@ -190,10 +172,7 @@ def _store_generation(session: Session, log: MetricLogRow, generation: int, poin
 def _chunks(
     session: Session, run_id: str, by_name: Mapping[str, Collection[int]]
 ) -> Mapping[tuple[str, int], MetricChunkRow]:
-    """Return the stored chunks of points of the finest resolution for the given steps, by metric and chunk number.
-
-    One statement reads all of them.
-    """
+    """Return the stored chunks of the finest resolution for the given steps, by metric and chunk number."""
     numbers = {metrics.chunk_of(step, 1) for steps in by_name.values() for step in steps}
     query = select(MetricChunkRow).where(MetricChunkRow.run_id == run_id, MetricChunkRow.width == 1)
     found = session.scalars(query.where(MetricChunkRow.name.in_(by_name), MetricChunkRow.number.in_(numbers)))
@@ -205,11 +184,7 @@ def _can_be_named(name: str) -> bool:
 
 
 def _base_after(session: Session, run_id: str, before: int, upto: int) -> int | None:
-    """Return the lowest step that a generation from `before` + 1 to `upto` restored.
-
-    The run repeats all steps after this step. Only started generations and `upto` itself count. None if no generation
-    counts.
-    """
+    """Return the lowest step that a started generation after `before`, or `upto` itself, restored; None without any."""
     is_later = (
         (GenerationRow.number > before)
         & (GenerationRow.number <= upto)
@@ -253,7 +228,7 @@ def _append(
 def _merge(
     session: Session, key: tuple[str, str, int, int], row: MetricChunkRow | None, fresh: Iterable[Point]
 ) -> bool:
-    """Add points to a chunk (a row of points) of a metric, or create the row. Return whether the row is new."""
+    """Add points to a chunk, or create the row. Return whether the row is new."""
     is_new = row is None
     if row is None:
         run_id, name, width, chunk = key
@@ -273,10 +248,7 @@ def _put(row: MetricChunkRow, points: Sequence[Point]) -> None:
 
 
 def _fold(session: Session, metric: MetricRow) -> None:
-    """Join a metric's oldest points to points that cover more steps, until each resolution is within its limit.
-
-    The limit is a number of chunks, the rows of the table `metric_chunk`.
-    """
+    """Join a metric's oldest points until each resolution is within its limit of chunks."""
     width = 1
     while True:
         of_width = (
@@ -301,16 +273,9 @@ def _fold(session: Session, metric: MetricRow) -> None:
 
 
 def _report_difference(session: Session, run_id: str, base: int, repeated: Sequence[MetricPoint]) -> None:
-    """Append a warning event if a repeated step has another loss than before the recovery.
+    """Append a warning event if a repeated step has another loss than before: the run is not deterministic.
 
-    Such a difference means that the run is not deterministic. The function compares only the first values that a
-    generation logs, because the caller then deletes the old values of the repeated steps.
-
-    Args:
-        session: from `Database.write`.
-        run_id: run id of the job.
-        base: step that the generation restored.
-        repeated: points that the generation has logged.
+    Only the first values of a generation are compared, because the caller then deletes the old values.
     """
     for point in sorted(repeated, key=lambda point: point.step):
         for name, value in sorted(point.values.items()):
@@ -381,7 +346,7 @@ def names(session: Session, run_id: str) -> tuple[MetricRecord, ...]:
 
 
 def dropped_count(session: Session, run_id: str) -> int:
-    """Return how many values of a run are lost: the script logged them, but the database did not store them."""
+    """Return how many logged values of a run the database did not store."""
     return session.scalar(select(MetricLogRow.dropped_count).where(MetricLogRow.run_id == run_id)) or 0
 
 
@@ -400,18 +365,9 @@ def read(
     last_step: int | None,
     has_breakdowns: bool = False,
 ) -> Mapping[str, tuple[Point, ...]]:
-    """Return points of a run's metrics.
+    """Return points of a run's metrics by name, ordered by step, that overlap the given steps.
 
-    Args:
-        session: from `Database.read` or `Database.write`.
-        run_id: run id of the job.
-        name: name of one metric. None means all metrics.
-        first_step: the result omits points that end before this step.
-        last_step: the result omits points that begin after this step. None means no limit.
-        has_breakdowns: whether to read the values by node or by rank. The result then omits points without them.
-
-    Returns:
-        Points by name, ordered by step.
+    `name` None means all metrics. With `has_breakdowns`, the result omits points without values by node or rank.
     """
     query = chunk_query(run_id, name, has_breakdowns=has_breakdowns)
     query = query.where((MetricChunkRow.number + 1) * MetricChunkRow.width * POINTS_PER_CHUNK > first_step)
@@ -433,15 +389,10 @@ def read(
 def chunk_query(
     run_id: str, name: str | None, *, has_breakdowns: bool
 ) -> Select[str, int, bytes, tuple[str, ...], bytes | None]:
-    """Return a query for the chunks (series of consecutive points) of a run's metrics.
+    """Return a query for name, steps per point, packed points, ids of the extreme nodes, and breakdowns.
 
-    Args:
-        run_id: run id of the job.
-        name: name of one metric. None means all metrics.
-        has_breakdowns: whether to select only chunks with values by node or rank. Otherwise the last column is null.
-
-    Returns:
-        A query for name, steps per point, packed points, ids of the extreme nodes, and encoded breakdowns.
+    `name` None means all metrics. With `has_breakdowns`, only chunks with values by node or rank; otherwise the last
+    column is null.
     """
     breakdowns = MetricChunkRow.breakdowns if has_breakdowns else cast(null(), LargeBinary)
     query = select(MetricChunkRow.name, MetricChunkRow.width, MetricChunkRow.points, MetricChunkRow.nodes, breakdowns)
@@ -452,7 +403,7 @@ def chunk_query(
 
 
 def pack(points: Sequence[Point], width: int) -> tuple[bytes, tuple[str, ...]]:
-    """Encode points as bytes. Also return the ids of the nodes with the minimum and maximum of each point."""
+    """Encode points as bytes. Also return the ids of the nodes with each point's minimum and maximum."""
     nodes = (
         tuple(getattr(point, field) for field in _NODES for point in points)
         if any(point.least_on for point in points)
@@ -469,7 +420,7 @@ def pack(points: Sequence[Point], width: int) -> tuple[bytes, tuple[str, ...]]:
 
 
 def unpack(packed: bytes, width: int, nodes: Sequence[str] = (), breakdowns: bytes | None = None) -> tuple[Point, ...]:
-    """Decode points that `pack` encoded, with their values by node or rank (from `breakdowns.encoded`) if given."""
+    """Decode points that `pack` encoded, with their values by node or rank (`breakdowns.encoded`), if given."""
     points = _unpacked(packed, width, nodes)
     if breakdowns is None:
         return points

@@ -1,7 +1,7 @@
-"""Tables of the control plane's database as SQLAlchemy models.
+"""Tables of the control plane's database as SQLAlchemy models, for SQLite and PostgreSQL.
 
-Invariant: no function of `control_plane.db` returns rows of these classes. Its modules convert rows to frozen
-dataclasses. The definitions work on SQLite and PostgreSQL.
+No function of `control_plane.db` returns rows of these classes. A job names its fleet without a foreign key, because
+jobs outlive fleets. A token may name a fleet that does not exist yet.
 
     fleet ─┬─ node ─┬─ notice             job ─┬─ generation
            │        └─ implication             ├─ shard ─ replica
@@ -13,13 +13,6 @@ dataclasses. The definitions work on SQLite and PostgreSQL.
     export   automation_pause                  ├─ drill
     schema_support   database_restore          ├─ metric_log, metric, metric_chunk
                                                └─ log_export
-
-A job names its fleet without a foreign key, because jobs outlive the fleet on which they ran. A token may name a fleet
-that does not exist yet. In the comments, the *fleet loop* and the *job loop* are the server's background tasks that
-manage fleets and jobs.
-
-The module has more than 500 lines. It is not divided, because it shows the whole schema, with its foreign keys, in one
-place.
 """
 
 from __future__ import annotations
@@ -57,23 +50,20 @@ from control_plane.core.verification import Blocked, CheckpointVerdict
 from everstep.protocol.codec import resolve
 
 NAME_LENGTH = 64
-"""Maximum length of names of jobs, fleets and projects. SageMaker's limit is 63."""
+"""Longest names of jobs, fleets and projects. SageMaker's limit is 63."""
 
 
 class UtcDateTime(TypeDecorator[datetime]):
     """A column type for datetimes in UTC.
 
-    SQLite stores no time zone, so this type removes the zone on write and restores it on read.
+    SQLite stores no zone, so this type removes it on write and restores it on read.
     """
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Convert a time to UTC: naive for SQLite, aware for other databases.
-
-        Raise ValueError for a naive time.
-        """
+        """Convert a time to UTC: naive for SQLite, aware for other databases. Raises ValueError for a naive time."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -89,9 +79,9 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class PlainText(TypeDecorator[str]):
-    """A column type for text of any length that ranks or users may have written.
+    """A column type for text of any length.
 
-    PostgreSQL cannot store NUL characters, so this type replaces them on every database.
+    PostgreSQL cannot store NUL characters, so this type replaces them everywhere.
     """
 
     impl = Text
@@ -103,9 +93,9 @@ class PlainText(TypeDecorator[str]):
 
 
 class ValueText(TypeDecorator[Any]):
-    """A column type for a value such as a reason, or for several, stored as JSON text.
+    """A column type for a value or values, such as reasons, stored as JSON text.
 
-    `Recorded` stands for every other text: the sentence of an earlier version, or a value of a class that only a newer
+    `Recorded` stands for any other text: the sentence of an earlier version, or a value of a class that only a newer
     version has.
     """
 
@@ -153,17 +143,11 @@ class StoredValue(TypeDecorator[Any]):
 
 
 _BigId = BigInteger().with_variant(Integer, "sqlite")
-"""Type of generated row ids: INTEGER on SQLite, BIGINT on other databases.
-
-SQLite generates ids only for columns of type INTEGER.
-"""
+"""SQLite generates ids only for columns of type INTEGER."""
 
 
 class Base(DeclarativeBase):
-    """Base class of all tables.
-
-    The class gives names to constraints, so that migrations can refer to constraints by name.
-    """
+    """Base class of all tables. It names constraints, so that migrations can refer to them."""
 
     metadata = MetaData(
         naming_convention={
@@ -203,10 +187,7 @@ class FleetRow(Base):
     min_node_count: Mapped[int]
     spare_count: Mapped[int]
     spare_probability: Mapped[float | None]
-    """Required probability that a spare is free when a node fails.
-
-    If set, this value determines the number of spares, and `spare_count` does not apply.
-    """
+    """Required probability that a spare is free when a node fails. If set, `spare_count` does not apply."""
     hold_failed_instances: Mapped[bool] = mapped_column(default=False)
     max_replacements_per_hour: Mapped[int]
     node_role_name: Mapped[str] = mapped_column(default="")
@@ -214,16 +195,15 @@ class FleetRow(Base):
     allow_drills: Mapped[bool] = mapped_column(default=False)
     allow_commands: Mapped[bool] = mapped_column(default=False)
     replica_encryption: Mapped[str] = mapped_column(default="Auto", server_default="Auto")
-    """When nodes use TLS between them: a value of `core.encryption.ReplicaEncryption`."""
+    """A `core.encryption.ReplicaEncryption`."""
     encrypting_types: Mapped[tuple[str, ...]] = mapped_column(default=(), server_default="[]")
-    """Instance types of the fleet that encrypt traffic between instances, as EC2 described them last."""
+    """Instance types that encrypt traffic between instances, as EC2 described them last."""
     blindness_lifted_at: Mapped[datetime | None]
-    """When a user stated that the fleet's silent nodes are lost (UnfreezeFleet).
-
-    The fleet loop clears this time when most agents of the fleet report again.
+    """Time at which a user stated that the silent nodes are lost (UnfreezeFleet). Cleared when most agents report
+    again.
     """
     max_node_count: Mapped[int]
-    """MaxSize of the Auto Scaling group when the control plane last polled AWS."""
+    """MaxSize of the group at the last poll of AWS."""
     instance_type: Mapped[str] = mapped_column(default="")
     availability_zone: Mapped[str] = mapped_column(default="")
     price_usd_per_hour: Mapped[float | None]
@@ -235,26 +215,20 @@ class FleetRow(Base):
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
     created_at: Mapped[datetime]
     idle_microseconds: Mapped[dict[str, int]] = mapped_column(default=dict)
-    """Microseconds that nodes spent without a job until `idle_until`, by `NodeState` (`core.idle_nodes`).
-
-    The value is a sum over all nodes of the fleet.
-    """
+    """Time of nodes without a job until `idle_until`, by `NodeState`, summed over nodes."""
     idle_counts: Mapped[dict[str, int]] = mapped_column(default=dict)
-    """Number of nodes without a job at `idle_until`, by `NodeState`."""
+    """Nodes without a job at `idle_until`, by `NodeState`."""
     idle_until: Mapped[datetime | None]
     roll: Mapped[dict[str, Any] | None]
-    """The newest roll (`FleetRoll`), which may have ended."""
+    """The newest `FleetRoll`, which may have ended."""
     roll_progress: Mapped[dict[str, Any] | None]
-    """The progress of a roll that the fleet loop stored last (`RollProgress`).
-
-    Directly after the start of a roll, the progress still belongs to the previous roll.
-    """
+    """The `RollProgress` stored last. Directly after the start of a roll, it belongs to the previous roll."""
     lease_owner: Mapped[str | None]
     lease_counter: Mapped[int] = mapped_column(default=0)
 
 
 class DutyRow(Base):
-    """The duty of a job or fleet that the newest event has reported. Without a row, none needs a person."""
+    """The duty that the newest event has reported. Without a row, the job or fleet needs no person."""
 
     __tablename__ = "duty"
 
@@ -265,10 +239,7 @@ class DutyRow(Base):
 
 
 class FleetHourRow(Base):
-    """The time counters of a fleet's nodes without a job (`FleetRow.idle_microseconds`), as of a full hour.
-
-    Reports compute the figures of a time range from the differences between hours.
-    """
+    """`FleetRow.idle_microseconds` as of a full hour."""
 
     __tablename__ = "fleet_hour"
 
@@ -279,7 +250,7 @@ class FleetHourRow(Base):
 
 
 class NodeRow(Base):
-    """One EC2 instance of a fleet, its state, and the run to which it is assigned."""
+    """One EC2 instance of a fleet."""
 
     __tablename__ = "node"
 
@@ -287,7 +258,7 @@ class NodeRow(Base):
     fleet_name: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     state: Mapped[str] = mapped_column(String(NAME_LENGTH))
     run_id: Mapped[str | None] = mapped_column(String(NAME_LENGTH), index=True)
-    """Run for which the node works. None for a spare and for a node that no job may use."""
+    """None for a spare and for a node that no job may use."""
     address: Mapped[str] = mapped_column(default="")
     peer_port: Mapped[int] = mapped_column(default=0)
     memory_bytes: Mapped[int] = mapped_column(default=0)
@@ -302,42 +273,33 @@ class NodeRow(Base):
     """When the image was created. None until AWS has reported it, also for an image that the account may not use."""
     reason: Mapped[Reason] = mapped_column(ValueText(Reason), default=NOTHING)
     hold: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
-    """Reason why the fleet loop keeps the node out of use (`core.observed.fleets.Hold`).
-
-    None if the node is not held.
-    """
+    """A `core.observed.fleets.Hold`, or None."""
     release: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
     """A user's request to return or terminate a held node. Empty without a request."""
     request: Mapped[Reason | None] = mapped_column(ValueText(Reason))
-    """A user's or a roll's request to drain, replace, reboot or hold the node (`Requested`)."""
+    """A user's or a roll's request (`Requested`)."""
     since: Mapped[datetime | None]
-    """When the node entered its state."""
+    """Entry into the state."""
     replaced_at: Mapped[datetime | None]
     """When Everstep last decided to replace the node."""
     returned_at: Mapped[datetime | None]
-    """When a user last returned the node to service. Older entries of the node's fault history do not count."""
+    """When a user last returned the node to service. Older entries of its fault history do not count."""
     evidence_at: Mapped[datetime | None]
-    """When the logs of a node that is held for inspection were completely uploaded to S3."""
+    """When the logs of a node that is held for inspection were completely in S3."""
     burn_in: Mapped[BurnIn | None] = mapped_column(StoredValue(BurnIn))
-    """Tests of the node. None before the first order to test it."""
+    """None before the first order to test the node."""
     created_at: Mapped[datetime]
     wanted_at: Mapped[datetime | None]
-    """When the control plane noticed that the group lacked the instance that later became this node.
-
-    None if the control plane noticed no such lack.
-    """
+    """When the control plane noticed that the group lacked the instance that became this node, if it did."""
     connected_at: Mapped[datetime | None]
     joined_at: Mapped[datetime | None]
-    """When the node's agent first sent a report with a session token.
-
-    None before this report, and after an administrator has reset the session.
-    """
+    """Time at which the agent first reported with a session token. None before, and after a reset of the session."""
     arrival_seconds: Mapped[float | None]
     ended_at: Mapped[datetime | None]
 
 
 class NoticeRow(Base):
-    """An announcement by AWS about an instance, such as its end. Repeated deliveries of an event share one row."""
+    """An announcement by AWS about an instance. Repeated deliveries of an event share one row."""
 
     __tablename__ = "notice"
 
@@ -351,10 +313,7 @@ class NoticeRow(Base):
 
 
 class ImplicationRow(Base):
-    """An entry of a node's history: an incident involved the node.
-
-    The row remains after the end of the job and the node.
-    """
+    """An incident that involved a node. The row outlives the job and the node."""
 
     __tablename__ = "implication"
 
@@ -376,79 +335,69 @@ class JobRow(Base):
 
     run_id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     name: Mapped[str] = mapped_column(String(NAME_LENGTH))
-    """Name of the job, unique within its project. Other projects may have a job with the same name."""
+    """Unique within the project."""
     fleet_name: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     project: Mapped[str] = mapped_column(String(NAME_LENGTH))
     priority: Mapped[int] = mapped_column(default=0)
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
     request_digest: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
-    """SHA-256 of the project and the whole request that created the job. None without a ClientRequestToken.
-
-    If a later request has the same token but another digest, the API rejects the request with a conflict.
+    """SHA-256 of the project and the whole request. A later request with the same token and another digest is a
+    conflict.
     """
     request_token: Mapped[str | None] = mapped_column(String(NAME_LENGTH), unique=True)
     """SHA-256 of the project and the request's ClientRequestToken. None without a token."""
     spec: Mapped[dict[str, Any]]
-    """The validated specification (`jobs.SavedJobSpec`) of the newest revision."""
+    """`jobs.SavedJobSpec` of the newest revision."""
     revision: Mapped[int] = mapped_column(default=1)
-    """Number of the job's newest revision.
-
-    The running generation may use an earlier revision (`GenerationRow.revision`).
-    """
+    """The newest revision. The running generation may use an earlier one (`GenerationRow.revision`)."""
     state: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     reason: Mapped[str]
     transitions: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
     stop_requested_at: Mapped[datetime | None]
     pause_requested_at: Mapped[datetime | None]
-    """When a user paused the job. None if no user has paused it, or after a user has resumed it."""
+    """None if no user has paused the job since the last resumption."""
     checkpoint_wanted_step: Mapped[int] = mapped_column(default=-1)
-    """Step of the newest CreateCheckpoint request. A checkpoint of this step or a later one fulfils the request.
-
-    -1 without a request.
-    """
+    """Step of the newest CreateCheckpoint. A checkpoint of this or a later step fulfils it. -1 without a request."""
     checkpoint_wanted_at: Mapped[datetime | None]
     rehearsal_requested_at: Mapped[datetime | None]
-    """When a user last requested a rehearsal (RehearseTrainingJob). None without a request."""
+    """Last RehearseTrainingJob."""
     taken_over_at: Mapped[datetime | None]
-    """When a user took control of the job (TakeOverTrainingJob). None if Everstep controls the job."""
+    """TakeOverTrainingJob. None if Everstep controls the job."""
     taken_over_by: Mapped[str] = mapped_column(default="")
     accepted_step: Mapped[int] = mapped_column(default=-1, server_default="-1")
-    """The oldest step from which a person lets the job continue (AcceptLoss). -1 without a consent."""
+    """Oldest step from which a person lets the job continue (AcceptLoss). -1 without a consent."""
     accepted_after: Mapped[int] = mapped_column(default=0, server_default="0")
-    """Number of the generation after whose end the consent is valid."""
+    """Generation after whose end the consent is valid."""
     created_at: Mapped[datetime]
     modified_at: Mapped[datetime]
-    """When the job entered its state, or a user last changed its settings or requests."""
+    """Last change of state, settings or users' requests."""
     started_at: Mapped[datetime | None]
-    """When the job's ranks first started."""
+    """First start of the ranks."""
     ended_at: Mapped[datetime | None]
     purge_at: Mapped[datetime | None]
-    """When the control plane deletes a job in the trash for good, with its objects. None outside of the trash."""
+    """Time at which a job in the trash is deleted for good, with its objects. None outside of the trash."""
     generation: Mapped[int] = mapped_column(default=0)
-    """Number of the newest generation with a plan. 0 before the first generation."""
+    """Newest generation with a plan. 0 before the first."""
     issued_generation: Mapped[int] = mapped_column(default=0)
-    """Highest generation number that an agent may have received. A new generation needs a higher number."""
+    """Highest number that an agent may have received. A new generation needs a higher one."""
     base_step: Mapped[int] = mapped_column(default=0)
     committed_step: Mapped[int] = mapped_column(default=-1)
     proposed_step: Mapped[int] = mapped_column(default=-1)
     boundary: Mapped[int] = mapped_column(default=-1)
     max_boundary: Mapped[int] = mapped_column(default=-1)
-    """Highest boundary of any generation: the largest number of steps that a rank has finished."""
+    """Highest boundary of any generation."""
     target_step: Mapped[int] = mapped_column(default=-1)
-    """Number of finished steps at which the script ends, as its ranks reported last.
-
-    -1 before the first such report.
-    """
+    """Finished steps at which the script ends, as its ranks reported last. -1 before the first report."""
     committed_at: Mapped[datetime | None]
     failures: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
-    """Recent failures of the job. `core.breakers` compares them to decide whether the job retries."""
+    """Recent failures, from which `core.breakers` decides on a retry."""
     accounting: Mapped[dict[str, int]] = mapped_column(default=dict)
-    """Microseconds of the job's time until `accounted_until`, by accounting bucket (`core.observed.spans.Bucket`)."""
+    """Microseconds until `accounted_until`, by `core.observed.spans.Bucket`."""
     accounted_until: Mapped[datetime | None]
     node_microseconds: Mapped[int] = mapped_column(default=0)
     cost_usd: Mapped[float | None]
     memo: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    """Values that the job loop keeps from one decision to the next (`core.observed.jobs.Memo`)."""
+    """`core.observed.jobs.Memo`."""
     lease_owner: Mapped[str | None]
     lease_counter: Mapped[int] = mapped_column(default=0)
 
@@ -469,10 +418,7 @@ class JobRow(Base):
 
 
 class JobHourRow(Base):
-    """The time counters of a job (`JobRow.accounting`), as of a full hour.
-
-    Reports compute the figures of a time range from the differences between hours.
-    """
+    """`JobRow.accounting` as of a full hour."""
 
     __tablename__ = "job_hour"
 
@@ -484,7 +430,7 @@ class JobHourRow(Base):
 
 
 class JobSpanRow(Base):
-    """A settled period of a job's life in one accounting bucket. The job's row contains the newest periods."""
+    """A settled period of a job in one accounting bucket. The job's row contains the newest periods."""
 
     __tablename__ = "job_span"
 
@@ -494,57 +440,51 @@ class JobSpanRow(Base):
     end: Mapped[int]
     bucket: Mapped[str]
     missing: Mapped[int]
-    """Number of nodes that the job lacked for NodeCount."""
+    """Nodes that the job lacked for NodeCount."""
 
 
 class QuotaRow(Base):
-    """Limits of a project's nodes, jobs and source archives, and the AWS resources that its submitters may use."""
+    """Limits of a project, and the AWS resources that its submitters may use."""
 
     __tablename__ = "quota"
 
     project: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     max_node_count: Mapped[int | None]
-    """Limit of nodes per fleet for all jobs of the project together. None means no limit."""
+    """Limit per fleet, for all jobs of the project. None means no limit."""
     max_job_count: Mapped[int | None]
-    """Limit of unfinished jobs in all fleets. None means no limit."""
+    """Unfinished jobs in all fleets. None means no limit."""
     max_source_bytes: Mapped[int | None]
-    """Size limit of all source archives, including uploads in progress. None means no limit."""
+    """All source archives, including uploads in progress. None means no limit."""
     max_priority: Mapped[int] = mapped_column(default=0)
     allowed_role_arns: Mapped[tuple[str, ...]] = mapped_column(default=())
-    """Role ARNs that submitters may use. A trailing `*` matches any suffix."""
+    """A trailing `*` matches any suffix."""
     allowed_secrets: Mapped[tuple[str, ...]] = mapped_column(default=())
     allowed_data: Mapped[tuple[str, ...]] = mapped_column(default=())
 
 
 class GenerationRow(Base):
-    """One launch of all ranks of a job, with its plan. The plan never changes, but retention deletes old plans."""
+    """A generation with its plan, which never changes, until retention deletes it."""
 
     __tablename__ = "generation"
 
     run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     revision: Mapped[int] = mapped_column(default=1)
-    """Revision of the job from which the control plane planned this generation."""
+    """Revision of the job from which the generation was planned."""
     parent: Mapped[int]
     base_step: Mapped[int]
     world_size: Mapped[int]
-    """Number of ranks of the plan."""
+    """Ranks of the plan."""
     plan: Mapped[bytes]
-    """The plan (`GenerationPlan`), encoded by `everstep.protocol.codec.encode`.
-
-    Empty once retention has deleted the plan.
-    """
+    """`GenerationPlan` from `everstep.protocol.codec.encode`. Empty once retention has deleted it."""
     node_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
-    """Node ids of the plan in the order of GROUP_RANK. With this copy, lists of nodes need not decode the plan."""
+    """Node ids in the order of GROUP_RANK, so that lists of nodes need not decode the plan."""
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
 
 
 class RevisionRow(Base):
-    """A change of a job after its creation.
-
-    The creation is revision 1 and has no row.
-    """
+    """A change of a job after its creation, which is revision 1 and has no row."""
 
     __tablename__ = "revision"
 
@@ -552,7 +492,7 @@ class RevisionRow(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     at: Mapped[datetime]
     changes: Mapped[list[dict[str, Any]]]
-    """The changed fields, each a `revisions.Change` as JSON."""
+    """Each a `revisions.Change` as JSON."""
 
 
 class ShardRow(Base):
@@ -573,11 +513,7 @@ class ShardRow(Base):
 
 
 class ReplicaRow(Base):
-    """One node that holds a shard. The owner's node has a row, too.
-
-    The control plane writes the row only when the node becomes a holder, or enters or leaves the view, not at each
-    step.
-    """
+    """One holder of a shard. The control plane writes the row only when the holder's membership or view changes."""
 
     __tablename__ = "replica"
 
@@ -593,7 +529,7 @@ class ReplicaRow(Base):
 
 
 class CheckpointRow(Base):
-    """A set of shards in S3. A checkpoint is complete once S3 has its manifest."""
+    """A set of shards in S3."""
 
     __tablename__ = "checkpoint"
 
@@ -604,29 +540,26 @@ class CheckpointRow(Base):
     bucket: Mapped[str]
     manifest_key: Mapped[str] = mapped_column(String(1024))
     manifest: Mapped[bytes | None]
-    """Copy of the manifest in S3, so that the control plane can plan a recovery without S3."""
+    """Copy of the manifest in S3, with which a recovery can be planned without S3."""
     object_bytes: Mapped[int]
     created_at: Mapped[datetime]
     completed_at: Mapped[datetime | None]
     pinned_at: Mapped[datetime | None]
-    """When a user pinned the checkpoint.
-
-    None if it is not pinned. The job's limits never delete a pinned checkpoint.
-    """
+    """None if not pinned. The job's limits never delete a pinned checkpoint."""
     verify_requested_at: Mapped[datetime | None] = mapped_column(index=True)
-    """When a user requested a verification. None without an open request."""
+    """None without an open request."""
     verified_at: Mapped[datetime | None]
-    """When the last verification ended."""
+    """End of the last verification."""
     verify_after: Mapped[datetime | None]
-    """When the next attempt of the requested verification is due. None: immediately."""
+    """Time at which the next attempt is due. None: immediately."""
     blocked: Mapped[Blocked | None] = mapped_column(StoredValue(Blocked))
     """Why the requested verification could not read S3. None without a failed attempt."""
     verdict: Mapped[CheckpointVerdict | None] = mapped_column(StoredValue(CheckpointVerdict))
-    """Result of the last verification. None if there was none."""
+    """None if there was no verification."""
     trashed_at: Mapped[datetime | None]
-    """When the checkpoint was moved to the trash. None outside of the trash."""
+    """None outside of the trash."""
     purge_at: Mapped[datetime | None]
-    """Earliest time at which the control plane deletes a trashed checkpoint for good."""
+    """Earliest deletion of a trashed checkpoint for good."""
     trash_cause: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
     """A `core.checkpoints.TrashCause`. None outside of the trash."""
 
@@ -653,11 +586,11 @@ class IncidentRow(Base):
     generation_after: Mapped[int | None]
     instance_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
     faulted_instance_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
-    """Instances on which the fault happened, whether or not the job lost them."""
+    """Instances with the fault, whether or not the job lost them."""
     lost_node_count: Mapped[int] = mapped_column(default=0)
-    """Number of lost nodes that failed or that AWS reclaimed."""
+    """Lost nodes that failed or that AWS reclaimed."""
     node_count_before: Mapped[int] = mapped_column(default=0)
-    """Number of nodes of the generation that ended. 0 until the next generation has a plan."""
+    """Nodes of the generation that ended. 0 until the next generation has a plan."""
     node_count_after: Mapped[int] = mapped_column(default=0)
     replacement_instance_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
     failed_at: Mapped[datetime]
@@ -678,26 +611,26 @@ class IncidentRow(Base):
     acknowledged_by: Mapped[str] = mapped_column(default="")
     acknowledgement: Mapped[str] = mapped_column(default="")
     owner: Mapped[str] = mapped_column(default="")
-    """The person who takes care of the incident, as a user has entered the name. Empty without an owner."""
+    """Name as a user entered it. Empty without an owner."""
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
     __table_args__ = (Index(None, "opened_at", "id"),)  # This index serves the sort order of lists of incidents.
 
 
 class NoteRow(Base):
-    """A note that a user has written about a job or about one of its incidents."""
+    """A user's note about a job or one of its incidents."""
 
     __tablename__ = "note"
 
     id: Mapped[int] = mapped_column(_BigId, primary_key=True, autoincrement=True)
     run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), index=True)
     incident_id: Mapped[str | None] = mapped_column(ForeignKey("incident.id", ondelete="CASCADE"))
-    """The incident that the note is about. None for a note about the job itself."""
+    """None for a note about the job itself."""
     at: Mapped[datetime]
     author: Mapped[str]
     text: Mapped[str]
     request_token: Mapped[str | None] = mapped_column(String(NAME_LENGTH), unique=True)
-    """SHA-256 of the job, the incident, the author's token and the ClientRequestToken. None without a token."""
+    """SHA-256 of job, incident, author's token and ClientRequestToken. None without a token."""
 
 
 class DrillRow(Base):
@@ -724,20 +657,16 @@ class DrillRow(Base):
 
 
 class MetricLogRow(Base):
-    """The position up to which the database has stored the metrics that a run logs.
-
-    The row names the agent that sends the metrics, the number of the agent's next value, and the count of dropped
-    values.
-    """
+    """The position up to which the database has stored the metrics that a run logs."""
 
     __tablename__ = "metric_log"
 
     run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
     generation: Mapped[int]
-    """Newest generation that has logged a value."""
+    """Newest generation with a value."""
     agent_id: Mapped[str]
     next_number: Mapped[int]
-    """Number of the agent's next value. Values with smaller numbers are stored already, or are lost."""
+    """Next number of the agent. Values with smaller numbers are stored already, or are lost."""
     dropped_count: Mapped[int]
 
 
@@ -749,18 +678,15 @@ class MetricRow(Base):
     run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
     fine_from_step: Mapped[int]
-    """Points before this step are already joined to coarser points, so late values of these steps are dropped."""
+    """Late values of earlier steps are dropped, because their points are already joined."""
     last_step: Mapped[int]
     last_at: Mapped[datetime]
     last_value: Mapped[str] = mapped_column(String(NAME_LENGTH))
-    """The newest value, as text in Python's float format, because SQLite would store NaN as NULL."""
+    """Text in Python's float format, because SQLite would store NaN as NULL."""
 
 
 class MetricChunkRow(Base):
-    """Consecutive points of one metric at one resolution, encoded by `metrics.pack`.
-
-    The width of a chunk is its resolution: the number of steps per point.
-    """
+    """Consecutive points of one metric, encoded by `metrics.pack`. `width` is the number of steps per point."""
 
     __tablename__ = "metric_chunk"
 
@@ -770,23 +696,17 @@ class MetricChunkRow(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     points: Mapped[bytes]
     nodes: Mapped[tuple[str, ...]] = mapped_column(default=())
-    """Ids of the nodes that measured each point's minimum, followed by the nodes that measured each point's maximum.
-
-    Empty for a metric that a script logs.
-    """
+    """Nodes of each point's minimum, then of each point's maximum. Empty for a metric that a script logs."""
     breakdowns: Mapped[bytes | None]
-    """The points' values by node or rank (`core.breakdowns`).
-
-    None for a chunk that a server stored before schema 0006, and for a metric of fewer than 2, or more than 64, nodes
-    or ranks.
+    """Values by node or rank (`core.breakdowns`). None before schema 0006, and for fewer than 2 or more than 64 of
+    them.
     """
 
 
 class EventRow(Base):
-    """An entry of the event history. Events never change.
+    """An event, which never changes.
 
-    No id is used twice, even after retention has deleted the newest events, because clients continue reading after an
-    id.
+    No id is used twice, even after retention, because clients continue after an id.
     """
 
     __tablename__ = "event"
@@ -804,7 +724,7 @@ class EventRow(Base):
 
 
 class AuditEntryRow(Base):
-    """One call of the API that may change something, with its caller and its outcome."""
+    """One call of the API that may change something."""
 
     __tablename__ = "audit_entry"
     __table_args__ = ({"sqlite_autoincrement": True},)
@@ -816,17 +736,17 @@ class AuditEntryRow(Base):
     project: Mapped[str] = mapped_column(String(NAME_LENGTH))
     token_id: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     caller: Mapped[str]
-    """Description of the caller's token at the time of the call."""
+    """Description of the caller's token at that time."""
     role: Mapped[str] = mapped_column(String(NAME_LENGTH))
     source_address: Mapped[str] = mapped_column(String(NAME_LENGTH))
     request_id: Mapped[str] = mapped_column(String(NAME_LENGTH))
     status_code: Mapped[int | None]
-    """HTTP status of the response. None before the end of the call."""
+    """None before the end of the call."""
     error_code: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
 
 
 class AutomationPauseRow(Base):
-    """The pause of all automatic actions. The table has at most one row."""
+    """The pause of all automatic actions."""
 
     __tablename__ = "automation_pause"
 
@@ -849,17 +769,17 @@ class DatabaseRestoreRow(Base):
     differences: Mapped[list[dict[str, Any]]]
     """What S3 has and the backup lacked, or the reverse (`db.restores.Difference`)."""
     accepted_at: Mapped[datetime | None]
-    """When a person accepted the differences (`everstep db restored --accept`)."""
+    """Time of `everstep db restored --accept`."""
 
 
 class ExportRow(Base):
-    """The position up to which events have been exported to one EventBridge bus."""
+    """The progress of the export to one EventBridge bus."""
 
     __tablename__ = "export"
 
     name: Mapped[str] = mapped_column(String(512), primary_key=True)
     position: Mapped[int]
-    """Id of the last event that the receiver accepted."""
+    """Last event that the receiver accepted."""
     failing_since: Mapped[datetime | None]
     failure: Mapped[str]
     lease_owner: Mapped[str | None]
@@ -867,7 +787,7 @@ class ExportRow(Base):
 
 
 class LogExportRow(Base):
-    """A row of earlier servers, which copied logs to CloudWatch. Such a server may still run beside this one."""
+    """A row of earlier servers, which copied logs to CloudWatch and may still run beside this one."""
 
     __tablename__ = "log_export"
 
@@ -884,7 +804,7 @@ class IntentRow(Base):
     key: Mapped[str] = mapped_column(primary_key=True)
     """Idempotency key. Equal calls have equal keys."""
     subject: Mapped[str] = mapped_column(index=True)
-    """The job or fleet for which the control plane calls AWS: `job/<run id>` or `fleet/<name>`."""
+    """`job/<run id>` or `fleet/<name>`."""
     lease_owner: Mapped[str]
     lease_counter: Mapped[int]
     action: Mapped[str] = mapped_column(String(NAME_LENGTH))
@@ -897,7 +817,7 @@ class IntentRow(Base):
 
 
 class TokenRow(Base):
-    """A bearer token. The row contains only the token's digest."""
+    """A bearer token."""
 
     __tablename__ = "token"
 
@@ -916,7 +836,7 @@ class TokenRow(Base):
 
 
 class SpentNonceRow(Base):
-    """An id that must not be accepted again: a used nonce of an agent, or a browser session that a user signed out."""
+    """An id that must not be accepted again: a used nonce of an agent, or a signed-out browser session."""
 
     __tablename__ = "spent_nonce"
 
@@ -931,11 +851,7 @@ class SourceRow(Base):
 
     sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
     project: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
-    """The project that uploaded the archive.
-
-    Another project can use the archive only after it has uploaded the archive, too; knowledge of the digest is not
-    enough.
-    """
+    """Project that uploaded the archive. Another project must upload it as well; the digest alone is not enough."""
     bucket: Mapped[str]
     key: Mapped[str] = mapped_column(String(1024))
     archive_bytes: Mapped[int]
@@ -945,10 +861,7 @@ class SourceRow(Base):
 
 
 class SourceUploadRow(Base):
-    """Space in a project's quota that is reserved for an upload.
-
-    The reservation ends when the source is stored or the upload expires.
-    """
+    """Reserved space in a project's quota until a source is stored or its upload expires."""
 
     __tablename__ = "source_upload"
 
@@ -959,14 +872,11 @@ class SourceUploadRow(Base):
 
 
 class SchemaSupportRow(Base):
-    """An older version of the server that can run on the database's current schema.
-
-    The version that migrates the database writes the rows. A server of an older version reads them when it starts.
-    """
+    """An older version of the server that can run on the current schema, written by the version that migrates it."""
 
     __tablename__ = "schema_support"
 
     revision: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
-    """The schema that the row describes. Servers ignore rows about a schema other than the database's current one."""
+    """The schema that the row describes. Servers ignore rows about another schema."""
     server_revision: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
-    """Newest revision of the schema that the code of the older version contains."""
+    """Newest schema revision in the older version's code."""

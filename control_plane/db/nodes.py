@@ -1,7 +1,6 @@
 """Nodes: the instances of all fleets, their states and assignments.
 
-Invariant: only the fleet loop, the server's background task that manages fleets, assigns nodes to runs. The websocket
-route of agents stores only facts that agents report about their nodes.
+Invariant: only the fleet loop assigns nodes to runs. The agents' websocket route stores only facts that agents report.
 """
 
 from __future__ import annotations
@@ -59,17 +58,15 @@ class SavedNode:
     wanted_at: datetime | None
     connected_at: datetime | None
     arrival_seconds: float | None
-    """Seconds from when the group lacked the instance until its agent first connected.
-
-    If the start is unknown, the time starts when the control plane first listed the instance. None before the first
-    connection, and if the agent connected before the control plane had listed the instance.
+    """Seconds from the lack, or from the first listing, to the agent's first connection. None before, or if it came
+    earlier.
     """
     ended_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentFacts:
-    """Facts about an agent and its node, from the first message (Hello) of each connection."""
+    """Facts from the first message (Hello) of each connection of an agent."""
 
     node_id: str
     fleet_name: str
@@ -97,10 +94,7 @@ def missing_facts(node: SavedNode, facts: InstanceFacts | None) -> dict[str, obj
 
 
 def get(session: Session, node_id: str) -> SavedNode:
-    """Return one node.
-
-    Raises NotFound if the node does not exist.
-    """
+    """Return one node, or raise NotFound."""
     row = session.get(NodeRow, node_id)
     if row is None:
         raise NotFound("node", node_id)
@@ -108,17 +102,14 @@ def get(session: Session, node_id: str) -> SavedNode:
 
 
 def of_fleet(session: Session, fleet_name: str | None = None, *, with_ended: bool = False) -> tuple[SavedNode, ...]:
-    """Return the nodes of a fleet, or of all fleets, oldest first.
-
-    The result contains ended nodes only if the caller requests them.
-    """
+    """Return the nodes of a fleet, or of all fleets, oldest first."""
     query = _of_fleet(of_all=fleet_name is None, with_ended=with_ended)
     return tuple(record_of(row, SavedNode) for row in session.execute(query, {"of_fleet": fleet_name}))
 
 
 @functools.cache
 def _of_fleet(*, of_all: bool, with_ended: bool) -> Select[*tuple[Any, ...]]:
-    """Return the SQL statement of the function `of_fleet`. Cached, because its construction takes time."""
+    # Cached, because its construction takes time.
     columns = NodeRow.__table__.c
     query = select(*columns_for(NodeRow, SavedNode)).order_by(columns.created_at, columns.id)
     if not of_all:
@@ -129,17 +120,9 @@ def _of_fleet(*, of_all: bool, with_ended: bool) -> Select[*tuple[Any, ...]]:
 def page(
     session: Session, fleet_name: str | None, *, with_ended: bool, after: tuple[datetime, str] | None, limit: int
 ) -> tuple[SavedNode, ...]:
-    """Return one page of nodes, oldest first.
+    """Return one page of nodes of a fleet or of all fleets (None), oldest first.
 
-    Args:
-        session: from `Database.read` or `Database.write`.
-        fleet_name: only nodes of this fleet. None means all fleets.
-        with_ended: whether to include ended nodes.
-        after: `(created_at, id)` of the previous page's last node. None means the first page.
-        limit: maximum number of rows, at least 1.
-
-    Returns:
-        At most `limit` nodes.
+    `after` is `(created_at, id)` of the previous page's last node. None means the first page.
     """
     query = _of_fleet(of_all=fleet_name is None, with_ended=with_ended).limit(limit)
     if after is not None:
@@ -164,10 +147,7 @@ _IDS_OF_RUN: Final = (
     .where(NodeRow.__table__.c.run_id == bindparam("of_run"))
     .order_by(NodeRow.__table__.c.id)
 )
-"""The SQL statement of `ids_of_run`.
-
-It is a constant, because each DescribeTrainingJob executes it and its construction takes time.
-"""
+"""A constant, because each DescribeTrainingJob executes it and its construction takes time."""
 
 
 def ids_of_run(session: Session, run_id: str) -> tuple[str, ...]:
@@ -176,10 +156,7 @@ def ids_of_run(session: Session, run_id: str) -> tuple[str, ...]:
 
 
 def by_run(session: Session, run_ids: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Return the ids of the nodes of several runs, in one query.
-
-    Runs without nodes are missing in the result.
-    """
+    """Return the ids of nodes by run. Runs without nodes are missing."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for run_id, node_id in session.execute(_BY_RUN, {"run_ids": list(run_ids)}):
         if run_id is not None:
@@ -188,16 +165,13 @@ def by_run(session: Session, run_ids: Collection[str]) -> dict[str, tuple[str, .
 
 
 def held(session: Session) -> tuple[SavedNode, ...]:
-    """Return the nodes of all fleets that Everstep keeps out of use until a person decides, oldest first."""
+    """Return the nodes of all fleets that wait for a person's decision, oldest first."""
     query = select(NodeRow).where(NodeRow.state == NodeState.HELD, NodeRow.hold.is_not(None))
     return tuple(record_of(row, SavedNode) for row in session.scalars(query.order_by(NodeRow.created_at, NodeRow.id)))
 
 
 def failure_domains(session: Session, node_ids: Collection[str]) -> dict[str, str]:
-    """Return the failure domains of nodes.
-
-    Nodes whose domain AWS has not reported are missing in the result.
-    """
+    """Return failure domains by node. Nodes whose domain AWS has not reported are missing."""
     rows = session.execute(
         select(NodeRow.id, NodeRow.failure_domain).where(NodeRow.id.in_(node_ids), NodeRow.failure_domain.is_not(None))
     )
@@ -205,19 +179,13 @@ def failure_domains(session: Session, node_ids: Collection[str]) -> dict[str, st
 
 
 def among(session: Session, node_ids: Collection[str]) -> tuple[SavedNode, ...]:
-    """Return the nodes with the given ids, including ended nodes, ordered by id.
-
-    Ids without a stored node are ignored.
-    """
+    """Return the nodes with these ids, also ended ones, ordered by id. Unknown ids are ignored."""
     rows = session.scalars(select(NodeRow).where(NodeRow.id.in_(node_ids)).order_by(NodeRow.id))
     return tuple(record_of(row, SavedNode) for row in rows)
 
 
 def arrivals(session: Session, fleet_name: str) -> tuple[int, float]:
-    """Return how many arrival times of a fleet's nodes were measured, and the sum of these times in seconds.
-
-    An arrival time starts when the group lacks an instance, and ends when the new instance's agent first connects.
-    """
+    """Return the number and the sum in seconds of a fleet's measured arrival times (`SavedNode.arrival_seconds`)."""
     taken = NodeRow.arrival_seconds
     count, total = session.execute(
         select(func.count(taken), func.sum(taken)).where(NodeRow.fleet_name == fleet_name)
@@ -226,10 +194,7 @@ def arrivals(session: Session, fleet_name: str) -> tuple[int, float]:
 
 
 def note_hello(session: Session, facts: AgentFacts, *, initial_state: str, now: datetime) -> SavedNode:
-    """Store the facts that an agent reports when it connects.
-
-    A new node gets the state `initial_state`.
-    """
+    """Store the facts that an agent reports when it connects. A new node gets `initial_state`."""
     row = session.get(NodeRow, facts.node_id)
     if row is None:
         row = NodeRow(id=facts.node_id, fleet_name=facts.fleet_name, state=initial_state, created_at=now)
@@ -243,28 +208,22 @@ def note_hello(session: Session, facts: AgentFacts, *, initial_state: str, now: 
 
 
 def has_joined(session: Session, node_id: str) -> bool:
-    """Return whether an agent of the node has ever reported with a session token.
-
-    Sessions before an administrator's last `everstep nodes reset-session` do not count.
-    """
+    """Return whether an agent of the node has reported with a session token since the last reset of its session."""
     row = session.get(NodeRow, node_id)
     return row is not None and row.joined_at is not None
 
 
 def mark_joined(session: Session, node_id: str, now: datetime) -> bool:
-    """Record that the node's agent has received its session token, so that the join is complete.
+    """Record that the agent of a stored node has received its session token.
 
-    The caller has already stored the node with `note_hello`. Return False if an agent of the node had already joined.
+    Return False if an agent had already joined.
     """
     query = update(NodeRow).where(NodeRow.id == node_id, NodeRow.joined_at.is_(None)).values(joined_at=now)
     return bool(changed_rows(session.execute(query)))
 
 
 def reset_joined(session: Session, node_id: str) -> None:
-    """Permit a node to join again with a join token.
-
-    The caller revokes the node's session tokens in the same transaction.
-    """
+    """Permit a node to join again with a join token. The caller revokes its session tokens in the same transaction."""
     session.execute(update(NodeRow).where(NodeRow.id == node_id).values(joined_at=None))
 
 
@@ -280,10 +239,7 @@ _REPLACED_SINCE: Final = (
 
 
 def replaced_since(session: Session, fleet_name: str, moment: datetime) -> tuple[datetime, ...]:
-    """Return the times since `moment` at which Everstep decided to replace a node of a fleet.
-
-    The replaced nodes may have ended.
-    """
+    """Return when, since `moment`, Everstep decided to replace a node of a fleet, ended or not."""
     found = session.scalars(_REPLACED_SINCE, {"of_fleet": fleet_name, "moment": moment})
     return tuple(at for at in found if at is not None)
 
@@ -309,30 +265,17 @@ _FAILED_JOINS: Final = (
 def failed_join_count(session: Session, fleet_name: str) -> int:
     """Count the failed joins of a fleet since its last successful join.
 
-    A join has failed if the instance's agent never connected, and Everstep replaced and ended the instance. Only
-    instances that are newer than the newest connected instance count.
+    A join has failed if the agent never connected, and Everstep replaced and ended the instance. Only instances newer
+    than the newest connected one count.
     """
     return session.scalar(_FAILED_JOINS, {"of_fleet": fleet_name}) or 0
 
 
 def ask_release(session: Session, node_id: str, *, state: str, release: HoldRelease, now: datetime) -> SavedNode:
-    """Record a user's request about a node that its fleet keeps out of use: return it to service, or terminate it.
+    """Record a user's request that the fleet loop returns a held node to service or terminates it.
 
-    The fleet loop executes the request.
-
-    Args:
-        session: from `Database.write`.
-        node_id: id of the node.
-        state: state in which the node must be, else the function raises Conflict.
-        release: whether the fleet returns the node to service or terminates it.
-        now: the time in UTC. Entries of the node's fault history before this time no longer count.
-
-    Returns:
-        The changed node.
-
-    Raises:
-        NotFound: the node does not exist.
-        Conflict: the node is in another state.
+    Entries of the node's fault history before `now` no longer count. Raises NotFound, and Conflict if the node is not
+    in `state`.
     """
     node = get(session, node_id)
     query = update(NodeRow).where(NodeRow.id == node_id, NodeRow.state == state)
@@ -342,17 +285,16 @@ def ask_release(session: Session, node_id: str, *, state: str, release: HoldRele
 
 
 def ask(session: Session, node_id: str, request: Requested) -> bool:
-    """Record a user's request to drain, replace, reboot or hold a node.
+    """Record a user's request about a node, which `call_off` withdraws until the fleet loop executes it.
 
-    Return False if the node already has a request. The fleet loop executes the request later. Until then, a user can
-    withdraw it (`call_off`).
+    Return False if the node already has a request.
     """
     query = update(NodeRow).where(NodeRow.id == node_id, NodeRow.request.is_(None))
     return bool(changed_rows(session.execute(query.values(request=request))))
 
 
 def call_off(session: Session, node_id: str) -> bool:
-    """Withdraw a user's request to drain, replace, reboot or hold a node. Return False if there is no request."""
+    """Withdraw a user's request about a node. Return False without a request."""
     query = update(NodeRow).where(NodeRow.id == node_id, NodeRow.request.is_not(None))
     return bool(changed_rows(session.execute(query.values(request=None))))
 
@@ -360,18 +302,9 @@ def call_off(session: Session, node_id: str) -> bool:
 def change(
     session: Session, lease: Lease, node_id: str, *, initial_state: str, now: datetime, **changes: object
 ) -> None:
-    """Update a node as the fleet loop decided. Create the row if it is missing.
+    """Update a node as the fleet loop decided, or create its row. Raises StaleLease.
 
-    Args:
-        session: from `Database.write`.
-        lease: lease of the node's fleet.
-        node_id: id of the node.
-        initial_state: state of a new row, unless `changes` contains a state.
-        now: the time in UTC.
-        **changes: columns to update, by name, with their new values.
-
-    Raises:
-        StaleLease: another control-plane server has taken the lease over. Nothing was written.
+    `initial_state` is the state of a new row, unless `changes` contains a state.
     """
     leases.guard(session, lease)
     if session.get(NodeRow, node_id) is None:

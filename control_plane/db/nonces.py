@@ -1,9 +1,4 @@
-"""Used nonces of agents, and browser sessions that users signed out.
-
-Unused nonces are not stored.
-
-Invariant: `spend` returns True once per nonce, even for concurrent calls.
-"""
+"""Used nonces of agents, and browser sessions that users signed out. Unused nonces are not stored."""
 
 from __future__ import annotations
 
@@ -17,16 +12,9 @@ from control_plane.db.models import SpentNonceRow
 
 
 def spend(session: Session, nonce: str, ends_at: datetime) -> bool:
-    """Mark a nonce as used.
+    """Mark a verified nonce of this server as used. Return True once per nonce, even for concurrent calls.
 
-    Args:
-        session: from `Database.write`.
-        nonce: a nonce that this server issued; the caller has verified its origin.
-        ends_at: expiry of the nonce. After this time, the server rejects the nonce without a lookup, so retention may
-            delete the row.
-
-    Returns:
-        True if the nonce was unused. False if an earlier call marked it.
+    After its expiry `ends_at`, the server rejects the nonce without a lookup, so retention may delete the row.
     """
     digest = hashlib.sha256(nonce.encode()).hexdigest()
     if session.get(SpentNonceRow, digest) is not None:

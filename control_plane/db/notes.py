@@ -1,7 +1,4 @@
-"""Notes that people write about jobs and incidents.
-
-Invariant: a note never changes. It is deleted with its job.
-"""
+"""Notes that people write about jobs and incidents. A note never changes, and is deleted with its job."""
 
 from __future__ import annotations
 
@@ -16,21 +13,21 @@ from control_plane.db.models import NoteRow
 from control_plane.db.session import record_of, values_of
 
 MAX_NOTES = 100
-"""Maximum number of notes of one incident, and of one job itself. A list of notes therefore needs no pages."""
+"""Limit of one incident, and of one job itself, so that lists need no pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewNote:
-    """A note to store, without the id and the time that `create` assigns."""
+    """A note without the id and the time that `create` assigns."""
 
     run_id: str
     incident_id: str | None
-    """The incident that the note is about. None for a note about the job itself."""
+    """None for a note about the job itself."""
     author: str
-    """Name of the caller who wrote the note."""
+    """Name of the caller."""
     text: str
     request_token: str | None = None
-    """Digest that identifies the request. None without a ClientRequestToken. Equal requests have equal digests."""
+    """Digest of the request. None without a ClientRequestToken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,19 +39,10 @@ class NoteRecord(NewNote):
 
 
 def create(session: Session, note: NewNote, now: datetime) -> tuple[NoteRecord, bool]:
-    """Store a note, unless an earlier request with the same token has stored it.
+    """Return the stored note of a request, and whether this call stored it.
 
-    Args:
-        session: from `Database.write`.
-        note: the note. Its job and its incident exist.
-        now: the note's time, if this call stores it.
-
-    Returns:
-        The stored note, and whether this call stored it.
-
-    Raises:
-        Conflict: an earlier request with the same token had another text, or the incident or job already has
-            `MAX_NOTES` notes.
+    Raises Conflict if an earlier request with the same token had another text, or the subject already has `MAX_NOTES`
+    notes.
     """
     if note.request_token is not None:
         earlier = session.scalar(select(NoteRow).where(NoteRow.request_token == note.request_token))
@@ -73,10 +61,7 @@ def create(session: Session, note: NewNote, now: datetime) -> tuple[NoteRecord, 
 
 
 def about(session: Session, run_id: str, incident_id: str | None) -> tuple[NoteRecord, ...]:
-    """Return the notes about an incident, or about the job itself if `incident_id` is None, oldest first.
-
-    `session` comes from `Database.read` or `Database.write`.
-    """
+    """Return the notes about an incident, or about the job itself if `incident_id` is None, oldest first."""
     query = select(NoteRow).where(*_is_about(run_id, incident_id)).order_by(NoteRow.id)
     return tuple(record_of(row, NoteRecord) for row in session.scalars(query))
 

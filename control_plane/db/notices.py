@@ -1,7 +1,4 @@
-"""Notices: announcements by AWS about instances.
-
-Any control-plane server may store a notice. The server that holds the job's lease reads it. A row remains while the
-announced change may still happen.
+"""Notices: announcements by AWS about instances. A row remains while the announced change may still happen.
 
 Invariant: an event of AWS creates one row per node and kind of notice, however often AWS delivers the event.
 """
@@ -22,11 +19,7 @@ from control_plane.db.session import changed_rows, columns_for, record_of, value
 
 
 class NoticeSource(StrEnum):
-    """Origin of a notice.
-
-    - EVENT: EventBridge delivered the notice.
-    - STATUS: a poll of DescribeInstanceStatus.
-    - GROUP: a poll of the Auto Scaling group.
+    """Origin of a notice: EventBridge, a poll of DescribeInstanceStatus, or a poll of the Auto Scaling group.
 
     The control plane deletes a notice of STATUS or GROUP when a poll no longer contains it.
     """
@@ -42,12 +35,9 @@ class NoticeRecord:
 
     node_id: str
     kind: str
-    """What AWS announces: a value of `everstep.protocol.agent_messages.NoticeKind`."""
+    """An `everstep.protocol.agent_messages.NoticeKind`."""
     event_id: str
-    """AWS's id of the event.
-
-    A notice from a poll has an id that is equal in all polls: the scheduled event's id or code, or the group's name.
-    """
+    """AWS's id of the event; for a notice from a poll, the scheduled event's id or code, or the group's name."""
     source: str
     message: str
     """The text of AWS's announcement."""
@@ -56,11 +46,7 @@ class NoticeRecord:
 
 
 def record(session: Session, notice: NoticeRecord, now: datetime) -> bool:
-    """Store a notice, and return whether the function added a row.
-
-    If a row with the same event, node and kind exists, it stays unchanged. The function ignores an instance that is no
-    node or has ended.
-    """
+    """Store a notice, unless the row exists or the instance is no living node. Return whether a row was added."""
     is_node = (
         session.scalar(select(NodeRow.id).where(NodeRow.id == notice.node_id, NodeRow.ended_at.is_(None))) is not None
     )
@@ -74,20 +60,10 @@ def record(session: Session, notice: NoticeRecord, now: datetime) -> bool:
 def replace_polled(
     session: Session, source: NoticeSource, node_ids: Collection[str], found: Sequence[NoticeRecord], now: datetime
 ) -> bool:
-    """Replace the stored notices of one source by the notices in the newest poll.
+    """Replace the notices of one polled source for the nodes that the poll covered. Return whether anything changed.
 
-    Notices of nodes that the poll did not cover remain.
-
-    Args:
-        session: from `Database.write`.
-        source: polled source, which is STATUS or GROUP.
-        node_ids: nodes that the poll covered. Other nodes' notices are not changed.
-        found: all notices in AWS's newest answer.
-        now: the time in UTC.
-
-    Returns:
-        Whether anything changed. Existing STATUS notices receive the new time and message. Existing GROUP notices keep
-        their time, the expiry of a lifecycle hook, because only the function `hold` changes it.
+    Existing STATUS notices receive the new time and message. Existing GROUP notices keep their time, the expiry of a
+    lifecycle hook, because only `hold` changes it.
     """
     keys = {(notice.node_id, notice.kind, notice.event_id): notice for notice in found}
     known = {
@@ -114,9 +90,9 @@ def replace_polled(
 
 
 def hold(session: Session, node_id: str, ends_at: datetime) -> bool:
-    """Store a new expiry time of the lifecycle hook that holds a terminating instance.
+    """Store a new expiry time of a terminating instance's lifecycle hook.
 
-    Return False if the instance has no notice of such a hook.
+    Return False without a notice of such a hook.
     """
     held = update(NoticeRow).where(NoticeRow.node_id == node_id, NoticeRow.source == NoticeSource.GROUP)
     return changed_rows(session.execute(held.values(ends_at=ends_at))) > 0
@@ -133,7 +109,7 @@ _OF_FLEET: Final = (
 
 
 def of_fleet(session: Session, fleet_name: str) -> tuple[NoticeRecord, ...]:
-    """Return the notices for the nodes of a fleet that have not ended, sorted by node, kind and event."""
+    """Return the notices for living nodes of a fleet, sorted by node, kind and event."""
     return tuple(record_of(row, NoticeRecord) for row in session.execute(_OF_FLEET, {"of_fleet": fleet_name}))
 
 

@@ -1,9 +1,6 @@
-"""Runs pg_dump and pg_restore for `backups`.
+"""Runs pg_dump and pg_restore for `backups`. No password appears among the arguments of a process.
 
-A dump has PostgreSQL's custom format. A restore leaves out the row of `alembic_version`, which names the schema's
-version, so no server starts on the database before `backups.finish` has written the row.
-
-Invariant: no password appears among the arguments of a process, where every user of the machine can read it.
+A restore leaves out the row of `alembic_version`, so no server starts before `backups.finish` has written it.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ MAGIC: Final = b"PGDMP"
 _VERSION_ROW: Final = "TABLE DATA public alembic_version "
 _TOOLS: Final = "install PostgreSQL's client programs of the server's version or a newer version, for example "
 _MAX_WORDS: Final = 300
-"""Maximum number of characters of a program's error output that an exception's message contains."""
+"""Characters of error output in an exception's message."""
 
 
 def dump(url: URL, file: Path) -> None:
@@ -37,11 +34,7 @@ def dump(url: URL, file: Path) -> None:
 
 
 def load(file: Path, url: URL) -> None:
-    """Restore all tables and sequences of a dump in one transaction, without the row of `alembic_version`.
-
-    Args:
-        file: a file that `dump` wrote.
-        url: a PostgreSQL database without tables.
+    """Restore a dump in one transaction into a database without tables, without the row of `alembic_version`.
 
     Raises:
         UnusableBackup: the file is damaged.
@@ -56,13 +49,7 @@ def load(file: Path, url: URL) -> None:
 
 
 def revision(file: Path) -> str | None:
-    """Return the schema revision of a dump.
-
-    Args:
-        file: a file that `dump` wrote.
-
-    Returns:
-        The revision, or None if the dump has no Everstep tables.
+    """Return the schema revision of a dump, or None if it has no Everstep tables.
 
     Raises:
         UnusableBackup: the file is damaged.
@@ -74,7 +61,7 @@ def revision(file: Path) -> str | None:
 
 
 def _target(url: URL) -> str:
-    """Return the option `--dbname` for pg_dump and pg_restore, with a URL that omits the password."""
+    """Return the option `--dbname` with a URL without password."""
     arguments = postgresql_arguments(url)
     query = {**url.query, **({"sslmode": str(arguments["sslmode"])} if "sslmode" in arguments else {})}
     place = URL.create(

@@ -1,10 +1,7 @@
-"""Protection: the shards of all ranks and their holders.
+"""Protection: the shards of all ranks and their holders. A commit waits for every holder in view.
 
-The agent of a shard's owner reports the shard's holders. A holder is in view if every commit waits until this holder
-has verified its copy.
-
-Invariant: the module writes a replica row only when a holder is added or removed, or enters or leaves the view. The
-newest steps, which change often, are in the rows of shards and jobs.
+Invariant: a replica row is written only when a holder is added or removed, or enters or leaves the view. The newest
+steps, which change often, are in the rows of shards and jobs.
 """
 
 from __future__ import annotations
@@ -25,16 +22,14 @@ _IN_VIEW = and_(
     ReplicaRow.is_in_view,
     ~exists().where(NodeRow.id == ReplicaRow.holder_node_id, NodeRow.ended_at.is_not(None)).correlate(ReplicaRow),
 )
-"""SQL condition under which a holder counts as in view.
-
-The owner's last report must show the holder in view, and the holder's instance must not have ended. The second part
-matters if the owner has ended, too, and reports no further changes.
+"""The owner's last report shows the holder in view, and the holder's instance, unlike perhaps the owner's, has not
+ended.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderRecord:
-    """One holder of a shard. The first holder is the owner's node."""
+    """One holder of a shard. The first is the owner's node."""
 
     node_id: str
     is_in_view: bool
@@ -53,7 +48,7 @@ class VerifiedRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRecord:
-    """The protection of one rank's shard, as the agent of the rank's node last reported it."""
+    """The protection of one rank's shard, as its agent last reported it."""
 
     rank: int
     generation: int
@@ -63,41 +58,30 @@ class ShardRecord:
     reason: str
     holders: tuple[HolderRecord, ...]
     verified: tuple[VerifiedRecord, ...] = ()
-    """Newest verified step of each holder that has verified a step."""
+    """Newest verified step of each holder that has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTotals:
-    """Summarizes the protection of all shards of one generation in a few numbers."""
+    """Summarizes the protection of all shards of one generation."""
 
     shard_count: int
     fewest_in_view: int
-    """The smallest number of holders in view that any shard has."""
+    """Fewest holders in view of any shard."""
     most_out_of_view: int
-    """The largest number of holders out of view that any shard has."""
+    """Most holders out of view of any shard."""
     least_committed: int
-    """The lowest committed step, over all shards. -1 if a rank has not committed a step in this generation."""
+    """Lowest committed step of all shards. -1 if a rank has not committed a step in this generation."""
     has_reason: bool
-    """Whether at least one owner reports a reason why its shard is not completely protected."""
+    """Whether an owner reports why its shard is not completely protected."""
     changed_at: datetime | None = None
     """When a holder last was added, or entered or left the view."""
 
 
 def record(session: Session, lease: Lease, shards: Sequence[ShardRecord], now: datetime) -> int:
-    """Store shards of a job. Other shards of the job stay unchanged.
+    """Store shards of a job as reported.
 
-    Args:
-        session: from `Database.write`.
-        lease: lease of the job that owns the shards.
-        shards: the shards to store, as their owners reported them.
-        now: the time in UTC.
-
-    Returns:
-        Number of holders that were added, removed, or entered or left the view. Zero in most calls, because holders
-        rarely change.
-
-    Raises:
-        StaleLease: another control-plane server has taken the lease over. Nothing was written.
+    Return how many holders were added, removed, or changed their view; mostly zero. Raises StaleLease.
     """
     leases.guard(session, lease)
     run_id, ranks = lease.key, [shard.rank for shard in shards]
@@ -115,10 +99,7 @@ def record(session: Session, lease: Lease, shards: Sequence[ShardRecord], now: d
 
 
 def totals(session: Session, generations: Mapping[str, int]) -> dict[str, ShardTotals]:
-    """Return, for each of several runs, how well its shards are protected. Uses one query.
-
-    `generations` contains the generation of each run. Runs without shards of this generation are missing in the result.
-    """
+    """Return how well the shards of each run's given generation are protected. Runs without such shards are missing."""
     in_view = func.sum(case((_IN_VIEW, 1), else_=0)).label("in_view")
     held = (
         select(
@@ -166,7 +147,7 @@ def totals(session: Session, generations: Mapping[str, int]) -> dict[str, ShardT
 
 
 def of_run(session: Session, run_id: str) -> tuple[ShardRecord, ...]:
-    """Return the shards of a run as their owners last reported them, in the order of ranks."""
+    """Return the shards of a run in the order of ranks."""
     holders: dict[int, list[HolderRecord]] = {}
     found = (
         select(ReplicaRow, _IN_VIEW).where(ReplicaRow.run_id == run_id).order_by(ReplicaRow.rank, ReplicaRow.position)
@@ -201,7 +182,7 @@ def _record_shard(session: Session, run_id: str, row: ShardRow | None, shard: Sh
 def _record_holders(
     session: Session, run_id: str, known: Mapping[str, ReplicaRow], shard: ShardRecord, now: datetime
 ) -> int:
-    """Store the holders of a shard, and return how many changed. `known` contains the stored rows, by node id."""
+    """Store the holders of a shard, and return how many changed."""
     gone = known.keys() - {holder.node_id for holder in shard.holders}
     if gone:
         session.execute(

@@ -1,6 +1,6 @@
-"""Quotas: limits of a project's jobs and source archives, and the AWS resources that its submitters may use.
+"""Quotas: limits of a project, and the AWS resources that its submitters may use.
 
-Invariant: a quota never stops a running job. It applies only to new and waiting jobs.
+A quota never stops a running job. It applies only to new and waiting jobs.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ class QuotaRecord:
 
     project: str
     max_node_count: int | None
-    """Limit of nodes per fleet for all jobs of the project together. None means no limit."""
+    """Limit per fleet, for all jobs of the project. None means no limit."""
     max_job_count: int | None
-    """Limit of the project's unfinished jobs in all fleets. None means no limit."""
+    """Unfinished jobs in all fleets. None means no limit."""
     max_source_bytes: int | None = None
-    """Limit of the total size of all source archives, including uploads in progress. None means no limit."""
+    """All source archives, including uploads in progress. None means no limit."""
     max_priority: int = 0
     """Highest priority that submitters may set."""
     allowed_role_arns: tuple[str, ...] = ()
-    """Role ARNs that submitters may use. A trailing `*` matches any suffix."""
+    """A trailing `*` matches any suffix."""
     allowed_secrets: tuple[str, ...] = ()
     allowed_data: tuple[str, ...] = ()
-    """S3 URIs, and directories on nodes, that submitters may use as inputs."""
+    """S3 URIs and directories on nodes."""
 
 
 def put(session: Session, quota: QuotaRecord) -> None:
-    """Store a project's quota, and replace an existing quota."""
+    """Store a project's quota in place of an existing one."""
     session.execute(delete(QuotaRow).where(QuotaRow.project == quota.project))
     session.add(QuotaRow(**values_of(quota)))
     session.flush()
@@ -49,17 +49,7 @@ def find(session: Session, project: str) -> QuotaRecord | None:
 
 
 def page(session: Session, *, only_project: str | None, after: str | None, limit: int) -> tuple[QuotaRecord, ...]:
-    """Return quotas by project.
-
-    Args:
-        session: from `Database.read` or `Database.write`.
-        only_project: only this project's quota. None means all projects.
-        after: project of the previous page's last quota. None means the first page.
-        limit: maximum number of rows, at least 1.
-
-    Returns:
-        At most `limit` quotas.
-    """
+    """Return quotas by project, after a project (None: from the start)."""
     query = select(QuotaRow).where(*equal_to(QuotaRow, project=only_project)).order_by(QuotaRow.project).limit(limit)
     if after is not None:
         query = query.where(QuotaRow.project > after)
@@ -67,10 +57,7 @@ def page(session: Session, *, only_project: str | None, after: str | None, limit
 
 
 def remove(session: Session, project: str) -> None:
-    """Delete a project's quota.
-
-    `session` comes from `Database.write`. Raises NotFound if the project has no quota.
-    """
+    """Delete a project's quota. Raises NotFound if it has none."""
     if not changed_rows(session.execute(delete(QuotaRow).where(QuotaRow.project == project))):
         raise NotFound("quota of the project", project)
 

@@ -1,9 +1,7 @@
-"""Reads the rows from which `core.reports` computes a report.
+"""Reads the rows from which `core.reports` computes a report: jobs, fleets, incidents and time counters
+(`db.ledger_hours`).
 
-A report divides a time range into buckets. The rows are the jobs, fleets and incidents of the range, and the time
-counters of jobs and fleets at the bounds of the buckets (`db.ledger_hours`).
-
-Invariant: the number of rows is bounded. Of the hourly rows, the queries read only those at the bounds of buckets.
+The number of rows is bounded: of the hourly rows, only those at the bounds of buckets are read.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from control_plane.db.errors import TooMuch
 from control_plane.db.models import FleetHourRow, FleetRow, IncidentRow, JobHourRow, JobRow
 
 MOST_POINTS: Final = 50_000
-"""Maximum number of hourly rows of jobs that one report reads: jobs × bounds of the report's time buckets."""
+"""Jobs × bounds of buckets in one report."""
 MOST_INCIDENTS: Final = 20_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -37,17 +35,17 @@ _INCIDENT: Final = IncidentRow.__table__.c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFilter:
-    """Conditions that select the jobs and fleets of a report. A field with the value None is no condition."""
+    """Conditions that select the jobs and fleets of a report. None is no condition."""
 
     project: str | None = None
     caller_project: str | None = None
-    """The project of the caller's token. A caller who asks for another project gets an empty report."""
+    """Project of the caller's token. A caller who asks for another project gets an empty report."""
     fleet_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportRows:
-    """The rows that `read` returns, from which `core.reports.report` computes a report."""
+    """The rows for `core.reports.report`."""
 
     jobs: tuple[JobTime, ...]
     fleets: tuple[FleetTime, ...]
@@ -55,18 +53,9 @@ class ReportRows:
 
 
 def read(session: Session, which: ReportFilter, bounds: Collection[int]) -> ReportRows:
-    """Read the rows of a report.
+    """Read the jobs whose life overlaps the bounds of `core.reports.bounds`, their incidents, and the matching fleets.
 
-    Args:
-        session: from `Database.read`.
-        which: conditions that all jobs and fleets of the report fulfil. The report contains these jobs' incidents.
-        bounds: bounds of the buckets, as `core.reports.bounds` returns them.
-
-    Returns:
-        The jobs whose life overlaps the range, their incidents, and the fleets that match.
-
-    Raises:
-        TooMuch: the range has too many jobs for this number of buckets, or too many incidents. Nothing was read.
+    Raises TooMuch, before any read, if there are too many jobs for this number of buckets, or too many incidents.
     """
     start, end = _moment(min(bounds)), _moment(max(bounds))
     conditions = [_JOB.created_at < end, or_(_JOB.ended_at.is_(None), _JOB.ended_at > start)]

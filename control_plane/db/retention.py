@@ -5,17 +5,13 @@
     nodes          ended nodes, their fault histories, and their agents' session tokens
     tokens         revoked and expired tokens; used nonces after their expiry
     generations    generations of ended jobs without a checkpoint, except the newest generation of each job
-    plans          plans of generations, except the newest few of each job; parents and times of the generations
-                   remain, because restores need them
+    plans          plans of generations, except the newest few of each job; parents and times remain for restores
     protection     shards and holders of ended jobs
     metrics        metrics of ended jobs
     audit          entries of the audit log
     hours          time counters of jobs and fleets at full hours, from which reports compute their figures
 
-Retention deletes no jobs, incidents, checkpoints, sources or fleets.
-
-Invariant: a pass deletes at most `batch_rows` rows of a kind, in one short transaction. It deletes no row that the
-server's background loops still read. Several control-plane servers may run passes at the same time.
+Invariant: it deletes no row that the background loops still read. Several servers may run passes at the same time.
 """
 
 from __future__ import annotations
@@ -53,7 +49,7 @@ NO_PLAN = b""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRetention:
-    """Limits of retention: days for which each kind of rows is kept, plans kept per job, and rows per transaction."""
+    """Limits of retention: days per kind of rows, plans kept per job, and rows of a kind per transaction."""
 
     intents: int = 7
     events: int = 90
@@ -72,10 +68,9 @@ DEFAULT = RowRetention()
 
 
 def prune(session: Session, retention: RowRetention, now: datetime) -> Mapping[str, int]:
-    """Delete rows beyond the limits in `retention`, and return the number of deleted rows per kind.
+    """Delete rows beyond the limits in one transaction, and return the number per kind.
 
-    `loop.runner` calls this function once a minute, and again immediately if a call has deleted `batch_rows` rows of a
-    kind.
+    `loop.runner` calls this once a minute, and immediately again after a full batch.
     """
 
     def before(days: int) -> datetime:

@@ -1,6 +1,6 @@
 """Revisions: the changes that users made to a job's configuration. The configuration at creation is revision 1.
 
-Invariant: the revisions of a job are numbered without gaps, and the job's row contains the newest revision.
+Invariant: revisions are numbered without gaps, and the job's row contains the newest one.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from everstep.protocol.codec import resolve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One field that an UpdateTrainingJob request changed, with its old and new value."""
+    """One changed field, with its old and new value."""
 
     field: str
-    """Path of the field in the API's names, for example `CheckpointConfig.EverySteps`."""
+    """Path in the API's names, for example `CheckpointConfig.EverySteps`."""
     before: str | None
     after: str | None
-    """New value as text. None in `before` or `after` means that the field was not set."""
+    """Text. None in `before` or `after` means that the field was not set."""
     needs_generation: bool
     """Whether the change takes effect only with the next generation."""
 
@@ -54,22 +54,10 @@ def revise(
     changes: tuple[Change, ...],
     now: datetime,
 ) -> SavedJob:
-    """Store the job's next revision.
+    """Store the next revision of a job that the same transaction has read. Return the changed job.
 
-    Args:
-        session: from `Database.write`.
-        job: the job, read in the same transaction.
-        spec: complete specification of the new revision.
-        priority: priority from this revision on, whether or not it changed.
-        tags: all tags of the new revision. Other tags are removed.
-        changes: differences to the previous revision. Not empty.
-        now: the time in UTC.
-
-    Returns:
-        The changed job.
-
-    Raises:
-        Conflict: the job has ended, or a concurrent request changed it.
+    `spec` and `tags` are complete, `changes` is not empty. Raises Conflict if the job has ended, or a
+    concurrent request changed it.
     """
     if job.ended_at is not None:
         raise Conflict(f"the training job {job.name!r} has ended: {job.reason}")
@@ -97,17 +85,7 @@ def revise(
 
 
 def page(session: Session, job: SavedJob, *, after: int, limit: int) -> tuple[RevisionRecord, ...]:
-    """Return revisions of a job, oldest first. The first revision is the job's creation.
-
-    Args:
-        session: from `Database.read` or `Database.write`.
-        job: the job whose revisions the page contains.
-        after: number of the previous page's last revision. 0 means the first page.
-        limit: maximum number of rows, at least 1.
-
-    Returns:
-        At most `limit` revisions.
-    """
+    """Return revisions of a job after a number (0: from its creation), oldest first."""
     first = () if after else (RevisionRecord(number=1, at=job.created_at, changes=()),)
     query = (
         select(RevisionRow)

@@ -1,10 +1,7 @@
-"""Checks the version of the database's schema, and migrates the schema to the version that this code needs.
+"""Checks the version of the database's schema, and migrates it to the version that this code needs.
 
-A newer version of the server may have only added tables, indexes and columns, so that older code still works. Each
-migration therefore stores the older schema revisions whose code can use the new schema (table `schema_support`).
-
-Invariant: a server starts only if the database has the schema that the server's code needs, or a newer schema that
-supports this code.
+Each migration stores the older revisions whose code can use the new schema (table `schema_support`), because it may
+have only added parts. Invariant: a server starts only on its own schema or on a newer one that supports it.
 """
 
 from __future__ import annotations
@@ -30,15 +27,9 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def migrations() -> Path:
-    """Return the folder with Alembic's migrations of the schema.
+    """Return the folder with Alembic's migrations: `alembic` in a checkout, or its copy in an installed package.
 
-    The folder is `alembic` in a checkout, and a copy of `alembic` in an installed package.
-
-    Returns:
-        An existing folder.
-
-    Raises:
-        SchemaMismatch: both folders are missing, so the installation is incomplete.
+    Raises SchemaMismatch if both are missing.
     """
     for folder in (_PACKAGE / "migrations", _PACKAGE.parent / "alembic"):
         if (folder / "env.py").is_file():
@@ -55,24 +46,16 @@ def newest() -> str:
 
 
 def current(database: Database) -> str | None:
-    """Return the database's schema revision, or None if the database has no Everstep tables."""
+    """Return the database's schema revision, or None without Everstep tables."""
     with database.engine.connect() as connection:
         return MigrationContext.configure(connection).get_current_revision()
 
 
 def migrate(database: Database, folder: Path | None = None) -> str | None:
-    """Migrate the database to the newest schema. Idempotent. A newer schema that supports this code does not change.
+    """Migrate the database to the newest schema, and return the revision before. Idempotent. A newer schema stays.
 
-    Args:
-        database: the database to migrate. It may be empty.
-        folder: Alembic's migrations; None for those of this version. Tests pass the migrations of a newer version.
-
-    Returns:
-        The revision before the migration.
-
-    Raises:
-        SchemaMismatch: a newer version of Everstep has migrated the database, and its schema does not support this
-            version.
+    `folder` has the migrations; None for those of this version. Raises SchemaMismatch if a newer schema does not
+    support this version.
     """
     before = current(database)
     if before is not None and folder is None and _is_supported(database, before):
@@ -83,14 +66,10 @@ def migrate(database: Database, folder: Path | None = None) -> str | None:
 
 
 def upgrade(connection: Connection, folder: Path | None = None) -> None:
-    """Migrate the database of a connection to the newest schema, within the connection's transaction.
+    """Migrate a connection of `Database.migrating` to the newest schema, within its transaction.
 
-    Args:
-        connection: from `Database.migrating`.
-        folder: Alembic's migrations; None for those of this version.
-
-    Raises:
-        SchemaMismatch: a newer version of Everstep has migrated the database.
+    `folder` has the migrations; None for those of this version. Raises SchemaMismatch if a newer version has migrated
+    the database.
     """
     config = _config(folder)
     _refuse_unknown(MigrationContext.configure(connection).get_current_revision(), config)
@@ -103,10 +82,9 @@ def upgrade(connection: Connection, folder: Path | None = None) -> None:
 
 
 def supported(scripts: ScriptDirectory) -> Iterator[str]:
-    """Yield the schema revisions whose code can run on the newest schema: the newest revision, then older ones.
+    """Yield the revisions whose code can run on the newest schema, newest first, down to the newest contraction.
 
-    The list ends with the newest contraction: a migration that removes parts of the schema. Servers older than this
-    migration need the removed parts.
+    A contraction removes parts of the schema that servers of older revisions need.
     """
     for script in scripts.walk_revisions():
         yield script.revision
@@ -115,10 +93,7 @@ def supported(scripts: ScriptDirectory) -> Iterator[str]:
 
 
 def require_current(database: Database) -> None:
-    """Check that the database has the schema that this code needs, or a newer schema that supports this code.
-
-    Raises SchemaMismatch if the schema is older, too new or missing. The message describes how to resolve the problem.
-    """
+    """Raise SchemaMismatch with a remedy if the schema is older, unsupportedly new or missing."""
     found, wanted = current(database), newest()
     if found == wanted:
         return
@@ -134,10 +109,7 @@ def require_current(database: Database) -> None:
 
 
 def _is_supported(database: Database, found: str) -> bool:
-    """Return whether the database's table of supported revisions permits this code to run on the schema `found`.
-
-    The Everstep version that migrated the database wrote this table.
-    """
+    """Return whether the version that migrated the database lets this code run on the schema `found`."""
     wanted = select(SchemaSupportRow).where(
         SchemaSupportRow.revision == found, SchemaSupportRow.server_revision == newest()
     )

@@ -1,14 +1,10 @@
-"""The database engine and its transactions.
+"""The database engine and its transactions: SQLite for servers on one machine, PostgreSQL for several machines.
 
-    SQLite        for control-plane servers on one machine
-    PostgreSQL    for control-plane servers on several machines (`everstep[postgres]`)
+Only one write transaction runs at a time (on PostgreSQL under an advisory lock), so the rows that it reads stay
+unchanged until its commit. Readers see new rows in the order of their ids.
 
-Only one write transaction runs at a time, so the rows that it reads stay unchanged until its commit. SQLite has a
-single writer by design. On PostgreSQL, each write transaction holds an advisory lock from its start to its end. Code
-that checks rows before it writes therefore needs no further locks. Readers see new rows in the order of their ids.
-
-Invariant: a transaction is short and stays in its thread. While a transaction is open, its thread sends no requests to
-AWS, to agents or to other servers. Code on the event loop runs transactions in threads.
+Invariant: a transaction is short and stays in its thread, which sends no requests meanwhile. Code on the event loop
+runs transactions in threads.
 """
 
 from __future__ import annotations
@@ -38,19 +34,14 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 BUSY_TIMEOUT_MILLISECONDS = 5_000
-"""Time that a write transaction waits for another one before it fails. Normal transactions take milliseconds."""
+"""Longest wait for another write transaction. Normal transactions take milliseconds."""
 
 SILENCE_MILLISECONDS = 10_000
-"""Time without traffic after which PostgreSQL closes the connection of a control-plane server.
-
-The limit applies to idle transactions and to unacknowledged network traffic. The closed connection also releases the
-lock of a write transaction.
+"""Silence, of idle transactions or unacknowledged traffic, after which PostgreSQL closes a server's connection and
+frees its lock.
 """
 WRITER_LOCK = 0x45560001
-"""Number of the PostgreSQL advisory lock that each write transaction holds.
-
-No other lock of the database may use this number.
-"""
+"""Advisory lock of each write transaction on PostgreSQL. No other lock of the database may use this number."""
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 POSTGRESQL: Final[dict[str, str | int]] = {
     "application_name": "everstep",
@@ -63,7 +54,7 @@ POSTGRESQL: Final[dict[str, str | int]] = {
     f"idle_in_transaction_session_timeout={SILENCE_MILLISECONDS} "
     f"-c tcp_user_timeout={SILENCE_MILLISECONDS} -c statement_timeout=30000",
 }
-"""Default connection parameters for libpq. Parameters in the URL take precedence."""
+"""Defaults for libpq. Parameters in the URL take precedence."""
 
 R = TypeVar("R", bound="DataclassInstance")
 
@@ -71,12 +62,9 @@ R = TypeVar("R", bound="DataclassInstance")
 class Database:
     """One database, with read and write transactions.
 
-    Args:
-        url: SQLAlchemy URL, for example `sqlite:////var/lib/everstep/everstep.db` or
-            `postgresql://everstep@database.internal/everstep`.
-
-    Raises:
-        ArgumentError: the URL is invalid, or its driver is not installed.
+    `url` is for example `sqlite:////var/lib/everstep/everstep.db` or
+    `postgresql://everstep@database.internal/everstep`. Raises ArgumentError if the URL is invalid, or its driver is not
+    installed.
     """
 
     def __init__(self, url: str) -> None:
@@ -88,10 +76,10 @@ class Database:
         else:
             self.engine = _postgresql(self.url)
         self.disk = DiskWatch(_place(self.url), is_here=_directory(self.url) is not None)
-        """Detects transactions that fail for lack of disk space."""
+        """Detects full disks."""
         self._commits = itertools.count(1)
         self.commit_number = 0
-        """A number that changes with each commit of this process."""
+        """Changes with each commit of this process."""
         self._reading, self._writing = self.engine, self.engine.execution_options(everstep_writes=True)
         if not self.is_sqlite:  # The isolation level is explicit, because the database's default may differ.
             self._reading = self._reading.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
@@ -106,16 +94,15 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """Yield a read-only session, in which all queries see the same state of the database."""
+        """Yield a read-only session, whose queries all see the same state of the database."""
         with Session(self._reading, expire_on_commit=False) as session:
             yield session
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """Yield a session that commits at the end of the block.
+        """Yield the session of the only write transaction.
 
-        After an exception, the session rolls back. No other write transaction of any control-plane server runs at the
-        same time.
+        It commits at the end of the block, and rolls back after an exception.
         """
         try:
             with Session(self._writing, expire_on_commit=False) as session, session.begin():
@@ -128,20 +115,12 @@ class Database:
 
     @contextmanager
     def migrating(self) -> Iterator[Connection]:
-        """Yield a connection for a migration. The connection commits at the end of the block.
+        """Yield a connection for a migration, in the only write transaction, which commits at the end of the block.
 
-        No other write transaction or migration runs at the same time. A statement may run for any time, but it waits at
-        most `BUSY_TIMEOUT_MILLISECONDS` for a lock of another connection. Then the migration fails. A longer wait would
-        delay other connections, which queue behind the migration.
-
-        On SQLite, the block does not enforce foreign keys: Alembic replaces a table to change it, and the replacement
-        of a parent table would delete its children. The method checks all foreign keys before the commit.
-
-        Yields:
-            The connection, with an open write transaction.
-
-        Raises:
-            DanglingReferences: the block leaves a row whose foreign key names no row. Nothing was written.
+        A statement waits at most `BUSY_TIMEOUT_MILLISECONDS` for a lock; a longer wait would delay connections that
+        queue behind it. On SQLite, the block does not enforce foreign keys: Alembic replaces a table to change it,
+        which would delete children. Raises DanglingReferences, and writes nothing, if a foreign key names no row at the
+        end.
         """
         with self._writing.connect() as connection:
             # Switch foreign keys off before the transaction, because SQLite ignores this pragma within one.
@@ -172,26 +151,17 @@ def _refuse_dangling(connection: Connection) -> None:
 
 
 def record_of(row: Base | Row[*tuple[Any, ...]], kind: type[R]) -> R:
-    """Convert a row to a frozen dataclass with fields of the same names."""
+    """Convert a row to a frozen dataclass with the same fields."""
     return kind(**columns_of(row, kind))
 
 
 def columns_for(
     table: type[Base], kind: type[DataclassInstance], leave_out: tuple[str, ...] = ()
 ) -> tuple[ColumnElement[Any], ...]:
-    """Return the columns of a table that contain the fields of a dataclass, for a SELECT.
+    """Return the columns for the fields of a dataclass, in their order, for a SELECT.
 
-    The background loops use such SELECTs, because reading the columns takes half as long as reading objects of
-    `models`. A SELECT of columns does not write changed objects of its session first. Code that changes objects must
-    therefore call `flush`.
-
-    Args:
-        table: class of `models`. Its table has a column for each field.
-        kind: dataclass that `record_of` makes of the rows.
-        leave_out: fields that no column contains.
-
-    Returns:
-        The columns, in the order of the fields.
+    `leave_out` has fields without a column. Reading columns takes half as long as reading objects of `models`. Such a
+    SELECT does not write changed objects of its session first, so code that changes objects must call `flush`.
     """
     return tuple(table.__table__.c[name] for name in _names(kind) if name not in leave_out)
 
@@ -199,10 +169,7 @@ def columns_for(
 def columns_of(
     row: Base | Row[*tuple[Any, ...]], kind: type[DataclassInstance], leave_out: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Return the columns of a table for the fields of a dataclass, in the order of the fields.
-
-    The result excludes the fields in `leave_out`, because the caller converts their columns itself.
-    """
+    """Return the columns for the fields of a dataclass, without `leave_out`, whose columns the caller converts."""
     names, read = _reader(kind, leave_out)
     return dict(zip(names, read(row), strict=True))
 
@@ -222,16 +189,13 @@ def _names(kind: type[DataclassInstance]) -> tuple[str, ...]:
 
 
 def values_of(record: DataclassInstance, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return a dataclass's fields as column values of a new row.
-
-    The result excludes the fields in `leave_out`. The function is the inverse of `record_of`.
-    """
+    """Return a dataclass's fields without `leave_out` as column values. The inverse of `record_of`."""
     found = {name: getattr(record, name) for name in _names(type(record)) if name not in leave_out}
     return {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}
 
 
 def equal_to(table: type[Base], **values: object) -> list[ColumnElement[bool]]:
-    """Return the conditions that columns of a table have these values. A column whose value is None is no condition."""
+    """Return the conditions that columns have these values. None is no condition."""
     return [table.__table__.c[name] == value for name, value in values.items() if value is not None]
 
 
@@ -272,10 +236,7 @@ def _place(url: URL) -> str:
 
 
 def postgresql_arguments(url: URL) -> dict[str, str | int]:
-    """Return the libpq parameters that the URL does not set.
-
-    Connections to other machines require TLS.
-    """
+    """Return the libpq parameters that the URL does not set. Connections to other machines require TLS."""
     others = url.query.get("host", ())
     hosts = [url.host or "", *([others] if isinstance(others, str) else others)]
     is_here = all(host == "" or host.startswith("/") or is_this_machine(host) for host in hosts)
@@ -284,7 +245,7 @@ def postgresql_arguments(url: URL) -> dict[str, str | int]:
 
 
 def _postgresql(url: URL) -> Engine:
-    """Return an engine for PostgreSQL. Its write transactions acquire the advisory lock, so only one runs at a time."""
+    """Return an engine for PostgreSQL whose write transactions acquire the advisory lock."""
     try:
         engine = create_engine(
             url, pool_pre_ping=True, connect_args=postgresql_arguments(url), json_serializer=_plain_json
@@ -301,18 +262,12 @@ def _postgresql(url: URL) -> Engine:
 
 
 def _plain_json(value: Any) -> str:
-    """Encode a value as JSON, with NUL characters replaced (see `models.PlainText`).
-
-    PostgreSQL stores an escaped NUL in a JSON column, but its JSON operators fail on that value.
-    """
+    """Encode a value as JSON, without NUL characters: PostgreSQL stores them, but its JSON operators fail on them."""
     return _ESCAPED_NUL.sub(r"\1\\ufffd", json.dumps(value))
 
 
 def _make_sqlite_strict(engine: Engine) -> None:
-    """Configure SQLite for full durability and explicit transactions.
-
-    This also enables the write-ahead log and foreign keys.
-    """
+    """Configure SQLite for full durability and explicit transactions."""
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: object) -> None:

@@ -31,19 +31,7 @@ class SourceRecord:
 
 
 def get(session: Session, sha256: str, project: str | None) -> SourceRecord:
-    """Return one source.
-
-    Args:
-        session: from `Database.read` or `Database.write`.
-        sha256: id of the source.
-        project: project of the upload. None means any project.
-
-    Returns:
-        The stored source.
-
-    Raises:
-        NotFound: the project has not uploaded this archive.
-    """
+    """Return one source of a project or of any (None). Raises NotFound if the project has not uploaded this archive."""
     found = find(session, sha256, project)
     if found is None:
         raise NotFound("source", sha256)
@@ -51,20 +39,14 @@ def get(session: Session, sha256: str, project: str | None) -> SourceRecord:
 
 
 def find(session: Session, sha256: str, project: str | None) -> SourceRecord | None:
-    """Return one source, or None if the project has not uploaded this archive.
-
-    If `project` is None, the source of any project is returned.
-    """
+    """Return one source of a project or of any (None), or None."""
     query = select(SourceRow).where(SourceRow.sha256 == sha256).order_by(SourceRow.project).limit(1)
     row = session.scalar(query if project is None else query.where(SourceRow.project == project))
     return None if row is None else record_of(row, SourceRecord)
 
 
 def add(session: Session, source: SourceRecord) -> SourceRecord:
-    """Store a project's source, and release the quota that was reserved for its upload.
-
-    An existing row stays unchanged.
-    """
+    """Store a project's source, unless it exists, and release the quota that was reserved for its upload."""
     remove_upload(session, source.sha256, source.project)
     row = session.get(SourceRow, (source.sha256, source.project))
     if row is None:
@@ -75,17 +57,7 @@ def add(session: Session, source: SourceRecord) -> SourceRecord:
 
 
 def used_bytes(session: Session, project: str, now: datetime, *, besides: str) -> int:
-    """Return the total size in bytes of a project's archives, including reservations for uploads in progress.
-
-    Args:
-        session: from `Database.read` or `Database.write`.
-        project: project that owns the archives.
-        now: the time in UTC. Expired uploads do not count.
-        besides: SHA-256 of an archive that does not count, because the caller checks whether this archive still fits.
-
-    Returns:
-        Bytes. A stored archive whose upload is repeated counts once.
-    """
+    """Return the bytes of a project's archives and unexpired uploads, each archive once, without `besides`."""
     stored = select(SourceRow.sha256, SourceRow.archive_bytes).where(
         SourceRow.project == project, SourceRow.sha256 != besides
     )
@@ -99,12 +71,7 @@ def used_bytes(session: Session, project: str, now: datetime, *, besides: str) -
 def put_upload(
     session: Session, sha256: str, project: str, *, archive_bytes: int, now: datetime, expires_at: datetime
 ) -> None:
-    """Reserve space for an upload in a project's quota of stored source archives.
-
-    The reservation replaces an earlier reservation for the same archive.
-
-    The function also deletes expired reservations of all projects.
-    """
+    """Reserve quota for an upload, in place of an earlier reservation. Deletes expired reservations of all projects."""
     session.execute(delete(SourceUploadRow).where(SourceUploadRow.expires_at <= now))
     remove_upload(session, sha256, project)
     session.add(SourceUploadRow(sha256=sha256, project=project, archive_bytes=archive_bytes, expires_at=expires_at))
@@ -112,5 +79,5 @@ def put_upload(
 
 
 def remove_upload(session: Session, sha256: str, project: str) -> None:
-    """Release the quota that was reserved for an upload, if a reservation exists."""
+    """Release the quota that was reserved for an upload, if any."""
     session.execute(delete(SourceUploadRow).where(SourceUploadRow.sha256 == sha256, SourceUploadRow.project == project))

@@ -1,10 +1,8 @@
 """Bearer tokens, with which callers and agents authenticate. The database contains only digests of tokens.
 
-    user      a person or a program; has a role, and a project if the token is limited to one project
-    join      an agent whose instance has not joined its fleet yet (`db.nodes`: `joined_at`)
-    session   an agent that has joined; bound to its node, revoked when the node ends
-
-Invariant: only `mint` returns the token itself, and only once.
+user      a person or a program; has a role, and a project if the token is limited to one project
+join      an agent whose instance has not joined its fleet yet (`db.nodes`: `joined_at`)
+session   an agent that has joined; bound to its node, revoked when the node ends
 """
 
 from __future__ import annotations
@@ -27,11 +25,11 @@ from control_plane.db.session import changed_rows, record_of, values_of
 
 TOKEN_BYTES = 32
 _PREFIX = "est_"
-"""Prefix of every token. Secret scanners recognize tokens in logs and repositories by this prefix."""
+"""Secret scanners recognize tokens by this prefix."""
 
 
 class TokenKind(StrEnum):
-    """Purpose of a token: for a person or a program, for the join of an instance, or for an agent that has joined."""
+    """Purpose of a token."""
 
     USER = "user"
     JOIN = "join"
@@ -42,7 +40,7 @@ class Role(StrEnum):
     """Permissions of a caller.
 
     - ADMIN: all actions in every project.
-    - SUBMITTER: all actions on jobs of the token's project, and read access to all other data of the project.
+    - SUBMITTER: all actions on jobs of the token's project, and read access to its other data.
     - VIEWER: read access to the data of the token's project.
     - AGENT: only the websocket of agents.
     """
@@ -77,7 +75,7 @@ class NewToken:
     kind: TokenKind
     role: Role
     project: str = ""
-    """Project that the token may access. Empty means all projects."""
+    """Empty means all projects."""
     fleet_name: str | None = None
     node_id: str | None = None
     description: str = ""
@@ -90,17 +88,10 @@ def new_secret() -> str:
 
 
 def mint(session: Session, new: NewToken, now: datetime, *, secret: str | None = None) -> tuple[str, TokenRecord]:
-    """Create a token.
+    """Create a token, and return it with its record.
 
-    Args:
-        session: from `Database.write`.
-        new: kind, role, project and expiry of the token.
-        now: the time in UTC.
-        secret: a token from `new_secret`, which the caller has stored elsewhere before this transaction. None: the
-            function generates the token.
-
-    Returns:
-        The token and its record. The database does not contain the token itself, so the caller must show the token now.
+    The caller must show the token now, because only its digest is stored. `secret` comes from `new_secret`, and the
+    caller has stored it elsewhere before. None: the function generates it.
     """
     token = secret or new_secret()
     row = TokenRow(**values_of(new), id="tok-" + secrets.token_hex(8), digest=_digest(token), created_at=now)
@@ -113,7 +104,7 @@ _ADMIN: Final = (TokenRow.kind == TokenKind.USER, TokenRow.role == Role.ADMIN, T
 
 
 def has_admin(session: Session) -> bool:
-    """Return whether the database has an administrator's token that is not revoked."""
+    """Return whether an administrator's token exists that is not revoked."""
     return session.scalar(select(TokenRow.id).where(*_ADMIN).limit(1)) is not None
 
 
@@ -126,20 +117,9 @@ def page(
     after: tuple[datetime, str] | None,
     limit: int,
 ) -> tuple[TokenRecord, ...]:
-    """Return user and join tokens, oldest first.
+    """Return user and join tokens of a project or all (None), oldest first.
 
-    Session tokens of agents are not listed.
-
-    Args:
-        session: from `Database.read` or `Database.write`.
-        project: only tokens of this project. None means all projects.
-        with_ended: whether to include revoked and expired tokens.
-        now: the time in UTC.
-        after: `(created_at, id)` of the previous page's last token. None means the first page.
-        limit: maximum number of rows, at least 1.
-
-    Returns:
-        At most `limit` tokens.
+    `after` is `(created_at, id)` of the previous page's last token. None means the first page.
     """
     query = (
         select(TokenRow)
@@ -157,10 +137,7 @@ def page(
 
 
 def get(session: Session, token_id: str) -> TokenRecord:
-    """Return a user or join token, valid or not.
-
-    Raises NotFound if no token has this id, or if the id belongs to a session token.
-    """
+    """Return a user or join token, valid or not. Raises NotFound for any other id."""
     row = session.get(TokenRow, token_id)
     if row is None or row.kind == TokenKind.SESSION:
         raise NotFound("token", token_id)
@@ -168,18 +145,11 @@ def get(session: Session, token_id: str) -> TokenRecord:
 
 
 _BY_DIGEST: Final = select(TokenRow).where(TokenRow.digest == bindparam("digest"))
-"""The SQL statement of `find`.
-
-It is a constant, because each API request executes it and its construction takes time.
-"""
+"""A constant, because each API request executes it and its construction takes time."""
 
 
 def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
-    """Return the record of a valid token, or None.
-
-    An attacker cannot learn valid tokens from the duration of the call, because the function searches by digest and
-    compares in constant time.
-    """
+    """Return the record of a valid token, or None, in constant time of comparison, so that durations reveal nothing."""
     digest = _digest(token)
     row = session.scalar(_BY_DIGEST, {"digest": digest})
     if row is None or not hmac.compare_digest(row.digest, digest):
@@ -188,36 +158,30 @@ def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
 
 
 def find_by_id(session: Session, token_id: str, now: datetime) -> TokenRecord | None:
-    """Return the record of a valid token, or None.
-
-    The caller must already have verified that the client has the token, for example by a signed session cookie.
-    """
+    """Return the record of a valid token, or None. The caller has verified that the client has the token."""
     row = session.get(TokenRow, token_id)
     return None if row is None else _good(row, now)
 
 
 def good_ids(session: Session, token_ids: Collection[str], now: datetime) -> frozenset[str]:
-    """Return the subset of `token_ids` whose tokens are valid at the time `now`."""
+    """Return the ids of valid tokens."""
     return frozenset(session.scalars(select(TokenRow.id).where(TokenRow.id.in_(token_ids), _is_good(now))))
 
 
 def is_revoked(session: Session, token_id: str) -> bool:
-    """Return whether a token was revoked or deleted.
-
-    A token that only expired does not count as revoked.
-    """
+    """Return whether a token was revoked or deleted, not only expired."""
     row = session.get(TokenRow, token_id)
     return row is None or row.revoked_at is not None
 
 
 def expires_before(session: Session, token_id: str, at: datetime) -> bool:
-    """Return whether a token expires before a time in UTC. A token without an expiry never does."""
+    """Return whether a token expires before a time. One without an expiry never does."""
     row = session.get(TokenRow, token_id)
     return row is not None and row.expires_at is not None and row.expires_at < at
 
 
 def extend(session: Session, token_id: str, expires_at: datetime) -> None:
-    """Set a later expiry for a token that has an expiry and was not revoked. Idempotent."""
+    """Set a later expiry for a token with an expiry that was not revoked. Idempotent."""
     session.execute(
         update(TokenRow)
         .where(TokenRow.id == token_id, TokenRow.revoked_at.is_(None), TokenRow.expires_at < expires_at)
@@ -226,11 +190,7 @@ def extend(session: Session, token_id: str, expires_at: datetime) -> None:
 
 
 def require_another_admin(session: Session, token_id: str) -> None:
-    """Check that the revocation of a token leaves an administrator token without an expiry.
-
-    `token_id` is the id of the token to revoke. Raises Conflict if this token is the last administrator token without
-    an expiry.
-    """
+    """Raise Conflict if this token is the last administrator token without an expiry."""
     ids = set(session.scalars(select(TokenRow.id).where(*_ADMIN, TokenRow.expires_at.is_(None)).limit(2)))
     if ids == {token_id}:
         raise Conflict(
@@ -245,7 +205,7 @@ def revoke(session: Session, token_id: str, now: datetime) -> bool:
 
 
 def revoke_sessions(session: Session, node_id: str, now: datetime, *, but: str | None = None) -> None:
-    """Revoke all session tokens of a node, except the token whose id is `but`."""
+    """Revoke all session tokens of a node, except the one with the id `but`."""
     query = update(TokenRow).where(
         TokenRow.node_id == node_id, TokenRow.kind == TokenKind.SESSION, TokenRow.revoked_at.is_(None)
     )
@@ -255,10 +215,7 @@ def revoke_sessions(session: Session, node_id: str, now: datetime, *, but: str |
 
 
 def revoke_sessions_of_fleet(session: Session, fleet_name: str, now: datetime) -> None:
-    """Revoke the session tokens of all nodes of a fleet.
-
-    The deletion of a fleet calls this function.
-    """
+    """Revoke the session tokens of all nodes of a fleet."""
     query = update(TokenRow).where(
         TokenRow.fleet_name == fleet_name, TokenRow.kind == TokenKind.SESSION, TokenRow.revoked_at.is_(None)
     )

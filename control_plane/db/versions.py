@@ -1,13 +1,7 @@
 """Provides the database's version, a number that changes with each commit, so that caches notice new commits.
 
-    SQLite        the pragma `data_version`, which changes with each commit of any other connection; the connection of
-                  this module only reads
-    PostgreSQL    the number of commits of this process only; callers must limit the age of their caches
-
-The caches of `api.answers` and `api.held_tokens` depend on this version.
-
-Invariant: if two reads return the same version, no commit happened between them. The version covers commits of other
-processes only if `sees_everything` is true.
+Two reads return the same version only if no commit happened between them. On PostgreSQL (`sees_everything` is false),
+the version counts only commits of this process, so callers limit the age of their caches.
 """
 
 from __future__ import annotations
@@ -18,7 +12,7 @@ from control_plane.db.session import Database
 
 
 class Versions:
-    """Reads a number that changes with each commit to one database. Only one thread at a time may use an instance."""
+    """Reads the version of one database. Only one thread at a time may use an instance."""
 
     def __init__(self, database: Database) -> None:
         self.sees_everything = database.is_sqlite
@@ -26,10 +20,7 @@ class Versions:
         self._connection: sqlite3.Connection | None = None
 
     def current(self) -> int | None:
-        """Return the database's version, a number that changes with each commit to the database.
-
-        On PostgreSQL, only commits of this process count. None if the database cannot be read.
-        """
+        """Return the database's version, or None if the database cannot be read."""
         if not self.sees_everything:
             return self._database.commit_number
         try:

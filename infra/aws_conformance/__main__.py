@@ -1,8 +1,5 @@
 """The command line of a conformance run: `everstep aws-conformance` starts `python -P -m infra.aws_conformance`.
 
-A run calls AWS, and records how AWS behaves where its documentation is silent. Each such behaviour is a *question*, and
-the observation is its answer. boto3 finds the account, the region and the endpoint as usual.
-
 The exit code is 0 after a complete run, 1 if a question has no answer or AWS refuses the setup, and 2 if the user does
 not confirm the start of the run.
 """
@@ -35,7 +32,7 @@ IMAGE: Final = "resolve:ssm:/aws/service/ami-amazon-linux-latest/al2023-ami-kern
 INSTANCE_TYPE: Final = "t3.nano"
 HOURS: Final = 1.0
 PRICES_USD_PER_HOUR: Final = {"t3.nano": 0.0052, "its public IPv4 address": 0.005, "8 GiB of its gp3 volume": 0.0009}
-"""Prices of one instance in us-east-1. Source: aws.amazon.com/ec2/pricing, 2025. Requests cost less than a cent."""
+"""Prices in us-east-1. Source: aws.amazon.com/ec2/pricing, 2025. Requests cost less than a cent."""
 
 app = typer.Typer(add_completion=False)
 console = Console(stderr=True, highlight=False)
@@ -106,7 +103,7 @@ def conformance(
 
 
 def cost_words(instance_type: str) -> str:
-    """Return two sentences about a run of this program: its instances, its duration and its cost."""
+    """Return two sentences about the instances, duration and cost of a run."""
     begins = (
         f"The run launches {MAX_INSTANCES} instances of type {instance_type} for about {HOURS:g} hour, and reaches the "
         "rate limit of Auto Scaling for some seconds."
@@ -118,7 +115,7 @@ def cost_words(instance_type: str) -> str:
 
 
 def first_zone(ec2: Any) -> str:
-    """Return the region's first available zone. `ec2` is a boto3 client."""
+    """Return the region's first available zone."""
     available = [{"Name": "state", "Values": ["available"]}, {"Name": "zone-type", "Values": ["availability-zone"]}]
     return min(
         str(zone["ZoneName"]) for zone in ec2.describe_availability_zones(Filters=available)["AvailabilityZones"]
@@ -131,10 +128,7 @@ def pause(seconds: float) -> None:
 
 
 def _clients(session: boto3.Session, *, attempts: int) -> Client:
-    """Return a function that creates the boto3 client of a service once and then returns the same client.
-
-    `attempts` is the maximum number of attempts per call.
-    """
+    """Return a function that creates the boto3 client of a service once. `attempts` is the maximum per call."""
     made: dict[str, Any] = {}
     config = Config(retries={"mode": "standard", "total_max_attempts": attempts}, user_agent_extra="everstep")
 

@@ -1,7 +1,7 @@
 """Creates and removes the AWS resources of a conformance run: an Auto Scaling group with its template, a rule, a queue.
 
-Invariant: every resource carries the tag `TAG` and a name that begins with `PREFIX`. `clean` finds and deletes all such
-resources, also those of a run that crashed. It touches no other resource.
+Invariant: every resource has the tag `TAG` and a name that begins with `PREFIX`. `clean` deletes exactly these, also
+those of a crashed run.
 """
 
 from __future__ import annotations
@@ -18,42 +18,33 @@ TAG: Final = "everstep:conformance"
 HOOK: Final = "conformance-terminating"
 HOOK_SECONDS: Final = 300
 SUSPENDED: Final = ["AZRebalance", "AlarmNotification", "InstanceRefresh", "ReplaceUnhealthy", "ScheduledActions"]
-"""The Auto Scaling processes that Everstep requires to be suspended in the group of a fleet."""
 EVENT_SOURCES: Final = {"source": ["aws.ec2", "aws.autoscaling"]}
 MAX_INSTANCES: Final = 3
 
 
 class Unanswered(Exception):
-    """AWS did not reach an awaited state in time, so a question about AWS's behaviour has no answer."""
+    """AWS did not reach an awaited state in time, so a question has no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The settings with which a conformance run launches its instances: zone, subnet, instance type and image."""
+    """The settings of a run's instances."""
 
     zone: str
     instance_type: str
     image: str
-    """Id of an image, or `resolve:ssm:` and the name of a public parameter that contains the id."""
+    """An id, or `resolve:ssm:` and the name of a public parameter that contains the id."""
     subnet: str = ""
-    """Subnet of the instances. Empty: the zone's default subnet."""
+    """Empty: the zone's default subnet."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Account:
     """An AWS account with boto3 clients, and the resources of one run in it.
 
-    Args:
-        client: returns the boto3 client of a service, which retries throttled calls.
-        single_attempt: returns a boto3 client that does not retry.
-        run: random text that is part of all names.
-        monotonic: returns the seconds of a monotonic clock.
-        pause: waits for a number of seconds.
-        patience_seconds: time limit of one wait.
-        poll_seconds: time between two calls while the run waits.
-        refill_seconds: time in which AWS refills its token bucket of API calls. The experiment that measures AWS's rate
-            limit empties the bucket.
-        watch_seconds: time for which an experiment observes whether AWS changes a state without a call.
+    `single_attempt` returns clients that do not retry. `run` is random text in all names. `refill_seconds` is the time
+    in which AWS refills its token bucket of API calls, which an experiment empties. `watch_seconds` is how long an
+    experiment observes whether AWS changes a state by itself.
     """
 
     client: Callable[[str], Any]
@@ -67,15 +58,15 @@ class Account:
     refill_seconds: float = 10.0
     queue_url: str = ""
     events: list[dict[str, Any]] = field(default_factory=list)
-    """Events that the queue has delivered, oldest first, each with the time of its delivery under `ReadAt`."""
+    """Oldest first, each with the time of its delivery under `ReadAt`."""
 
     @property
     def name(self) -> str:
-        """The name that a conformance run gives to its group, launch template, rule and queue."""
+        """The name of the run's group, launch template, rule and queue."""
         return PREFIX + self.run
 
     def create(self, place: Place) -> None:
-        """Create an empty Auto Scaling group with the settings that Everstep requires, and a queue for AWS's events."""
+        """Create an empty group with the settings that Everstep requires, and a queue for AWS's events."""
         tags = [{"Key": TAG, "Value": self.run}]
         sqs, events = self.client("sqs"), self.client("events")
         self.queue_url = sqs.create_queue(QueueName=self.name, tags={TAG: self.run})["QueueUrl"]
@@ -143,7 +134,7 @@ class Account:
         return {member["InstanceId"]: member for group in groups["AutoScalingGroups"] for member in group["Instances"]}
 
     def in_service(self, count: int) -> list[str]:
-        """Wait until at least `count` members are InService, and return the ids of all members that are InService."""
+        """Wait until at least `count` members are InService, and return the ids of all such members."""
 
         def found() -> list[str]:
             ids = [id for id, member in self.members().items() if member["LifecycleState"] == "InService"]
@@ -153,9 +144,7 @@ class Account:
         return ids
 
     def state(self, instance_id: str) -> str:
-        """Return the state of an instance as DescribeInstances shows it; empty if the answer does not contain the
-        instance.
-        """
+        """Return an instance's state in DescribeInstances; empty if the answer does not contain it."""
         try:
             answer = self.client("ec2").describe_instances(InstanceIds=[instance_id])
         except ClientError as error:
@@ -165,7 +154,7 @@ class Account:
         return next((each["State"]["Name"] for each in _instances(answer)), "")
 
     def read_events(self) -> list[dict[str, Any]]:
-        """Receive new EventBridge events from the run's SQS queue, and return all events received so far."""
+        """Receive new events from the run's queue, and return all events so far."""
         sqs = self.client("sqs")
         for message in sqs.receive_message(QueueUrl=self.queue_url, MaxNumberOfMessages=10).get("Messages", ()):
             self.events.append({**json.loads(message["Body"]), "ReadAt": self.monotonic()})
@@ -173,17 +162,9 @@ class Account:
         return self.events
 
     def until(self, what: str, look: Callable[[], Any]) -> Any:
-        """Call `look` repeatedly until it returns a true value, and return this value.
+        """Call `look` until it returns a true value, and return this value.
 
-        Args:
-            what: the awaited state in words, for the error.
-            look: returns a true value once AWS shows the state.
-
-        Returns:
-            The first true result of `look`.
-
-        Raises:
-            Unanswered: `look` returned no true result within `patience_seconds`. `what` names the awaited state.
+        Raises Unanswered with the words `what` after `patience_seconds`.
         """
         ends = self.monotonic() + self.patience_seconds
         while not (found := look()):
@@ -194,15 +175,9 @@ class Account:
 
 
 def clean(client: Callable[[str], Any], pause: Callable[[float], None], *, patience: int = 600) -> list[str]:
-    """Delete the resources of all conformance runs in the account, including runs that crashed.
+    """Delete the resources of all conformance runs in the account. Return one sentence per deleted resource.
 
-    Args:
-        client: returns the boto3 client of a service.
-        pause: waits for a number of seconds.
-        patience: maximum number of polls until a deleted group has disappeared.
-
-    Returns:
-        One sentence per deleted resource, in the order of the deletions.
+    `patience` is the maximum number of polls until a deleted group has disappeared.
     """
     scaling, ec2, sqs, events = (client(service) for service in ("autoscaling", "ec2", "sqs", "events"))
     sentences: list[str] = []

@@ -1,11 +1,7 @@
 """Defines the questions of a conformance run, and the experiments that answer them.
 
-A *question* is a behaviour of AWS that AWS's documentation leaves open. It has a name, a sentence, and a function that
-makes an experiment in an account and returns the answer. An answer consists of fields of `AwsAnswers`, and of details
-for people.
-
-The experiments run in the order of `QUESTIONS`, on one Auto Scaling group. An experiment begins with those members of
-the group that the previous experiment has left running.
+A question is a behaviour that AWS's documentation leaves open. Its answer consists of fields of `AwsAnswers`, and of
+details for people. The experiments run in the order of `QUESTIONS`, each on the members that the previous one left.
 """
 
 from __future__ import annotations
@@ -19,30 +15,30 @@ from botocore.exceptions import ClientError
 from infra.aws_conformance.account import MAX_INSTANCES, Account, Unanswered, code_of, words_of
 
 ABSENT_IDS: Final = ("i-0123456789abcdef0", "i-0123456789abcdef1")
-"""Ids in EC2's format that no instance has."""
+"""Ids in EC2's format, but of no instance."""
 MOST_CALLS: Final = 600
-"""Maximum number of calls that an experiment makes to find a rate limit of AWS."""
+"""Largest number of calls of an experiment that searches a rate limit."""
 STATE_CHANGE: Final = "EC2 Instance State-change Notification"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to one question about AWS, as a run observed it in an account."""
+    """The observed answer to one question."""
 
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Observed values of fields of `AwsAnswers`, by the field's name."""
+    """Fields of `AwsAnswers`."""
     observed: Mapping[str, Any] = field(default_factory=dict)
-    """Details for readers of the file of answers. The local cloud ignores them."""
+    """Details for readers of the file. The local cloud ignores them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question about AWS's behaviour that AWS's documentation leaves open."""
+    """One question about AWS's behaviour."""
 
     name: str
     sentence: str
     ask: Callable[[Account], Answer]
-    """Observes the answer in an account. Raises Unanswered or ClientError if this fails."""
+    """Raises Unanswered or ClientError if the experiment fails."""
 
 
 def _protection_of_a_pending_member(account: Account) -> Answer:

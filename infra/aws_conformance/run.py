@@ -1,8 +1,4 @@
-"""Executes one conformance run, which records how an AWS account behaves where AWS's documentation is silent.
-
-A *question* is one such behaviour (`infra.aws_conformance.questions`). The run creates AWS resources, finds the answer
-to each question by an experiment with them, and removes the resources.
-"""
+"""Executes one conformance run: creates resources, answers each question by an experiment, removes the resources."""
 
 from __future__ import annotations
 
@@ -32,21 +28,10 @@ def ask(
     now: datetime,
     report: Callable[[str], None],
 ) -> RecordedAnswers:
-    """Find the answer to each question by an experiment in an AWS account, and return all answers.
+    """Return the answers of an account. Removes the created resources also after a failed or interrupted experiment.
 
-    A question is a behaviour that AWS's documentation leaves open. The function removes the resources that it created,
-    even if an experiment fails or the user interrupts it.
-
-    Args:
-        account: the account, without resources of this run.
-        place: zone, subnet, type and image of the instances to launch.
-        questions: the questions to ask, in order.
-        region: name of the region, for the record.
-        now: time of the run, for the record.
-        report: receives each question, each answer and each deleted resource, as one line of text.
-
-    Returns:
-        The answers. A question that AWS did not answer leaves its fields at their defaults.
+    `report` receives each question, answer and deleted resource as one line of text. A question without an answer
+    leaves its fields at their defaults.
     """
     answers: dict[str, Answer] = {}
     unanswered: dict[str, str] = {}
@@ -74,10 +59,7 @@ def ask(
 
 
 def merged(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Combine the fields of all answers, each of which describes how AWS behaved in one experiment.
-
-    If two answers contain a duration with the same name, the longer duration counts.
-    """
+    """Combine the fields of all answers. Of durations with the same name, the longer one counts."""
     fields: dict[str, Any] = {}
     for answer in answers:
         for name, value in answer.fields.items():

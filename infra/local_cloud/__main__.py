@@ -43,7 +43,7 @@ console = Console(stderr=True, highlight=False)
 
 
 class Network(StrEnum):
-    """The network of the instances: this machine's loopback, or a network namespace per instance."""
+    """The network of the instances: loopback, or a network namespace per instance."""
 
     LOOPBACK = "loopback"
     NAMESPACES = "namespaces"
@@ -52,9 +52,9 @@ class Network(StrEnum):
 StateDir = Annotated[Path, typer.Option(envvar="EVERSTEP_STATE_DIR", help="State directory of the local cloud.")]
 DEFAULT_STATE_DIR = Path(".everstep")
 NO_KEYS = LocalKeys(access_key_id="", secret_access_key="")
-"""Placeholder keys, for a call that returns environment variables of which only the names are used."""
+"""Placeholder for a call whose result only provides names of variables."""
 MAX_WIDTH = 240
-"""Width in columns of a table in a file or a pipe, wide enough that no cell is cut."""
+"""Columns of a table in a file or a pipe, so that no cell is cut."""
 
 
 @app.command()
@@ -211,7 +211,7 @@ def serve(options: Annotated[str, typer.Argument(help="AwsOptions as JSON.")]) -
 
 
 class _Printed:
-    """Shows the progress of `up` on the terminal: a spinner during each step, and a line after the step."""
+    """Shows the progress of `up` on the terminal: a spinner during each step, and a line after it."""
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
@@ -222,7 +222,7 @@ class _Printed:
 
 
 def main() -> None:
-    """Run the command line. A `LocalCloudError` or `UnusableKeys` prints one line on stderr, and the exit code is 1."""
+    """Run the command line. A `LocalCloudError` or `UnusableKeys` prints one line on stderr, with exit code 1."""
     try:
         app(prog_name="everstep local")
     except (LocalCloudError, UnusableKeys) as error:

@@ -1,9 +1,7 @@
 """Assigns loopback addresses to instances, unique across all running local clouds of this machine.
 
-On Linux, all of 127.0.0.0/8 belongs to this machine. A local cloud claims whole /24 blocks by binding an abstract unix
-socket with the block's name. In each network namespace, the kernel grants a name to one process only, and releases the
-name when the process dies. Two local clouds in one namespace therefore never assign the same address. Clouds in
-different namespaces have separate loopback addresses.
+A cloud claims a /24 block of 127.0.0.0/8 by binding an abstract unix socket with the block's name. The kernel grants a
+name to one process per network namespace, and releases it when the process dies.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ ATTEMPTS = 1000
 class AddressPool:
     """A pool of addresses that no other pool returns while this object exists. Its owner must close it.
 
-    Args:
-        chooser: source of the random /24 blocks to try. It affects only the order of attempts.
+    `chooser` affects only the order of attempts.
     """
 
     def __init__(self, chooser: random.Random) -> None:
@@ -32,14 +29,9 @@ class AddressPool:
         self._addresses = self._generate()
 
     def take(self) -> str:
-        """Return an address that this pool has not returned before.
+        """Return a new dotted address in 127.0.0.0/8.
 
-        Returns:
-            A dotted address in 127.0.0.0/8.
-
-        Raises:
-            StartFailed: all /24 address blocks that the pool tried are claimed already, or the kernel refused the claim
-                of a block.
+        Raises StartFailed if all tried blocks are claimed already, or the kernel refused a claim.
         """
         return next(self._addresses)
 

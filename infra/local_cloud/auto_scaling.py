@@ -1,18 +1,11 @@
-"""Emulates EC2 Auto Scaling for the groups of moto (a library that fakes AWS), with delays and lifecycle states.
+"""Emulates EC2 Auto Scaling for the groups of moto, with delays and lifecycle states.
 
     Pending ──boot──▶ InService ──unhealthy, scale-in, by request──▶ Terminating[:Wait] ──▶ removed
 
-moto stores the groups but does not change them over time. The *engine* is the object `AutoScaling`. In a *pass*, which
-the server of the local AWS starts regularly, the engine visits each group and advances each member (an instance of the
-group) by one lifecycle state. The engine treats suspended processes, scale-in protection, lifecycle hooks and capacity
-as AWS documents them. Scaling activities use AWS's wording. The server holds its lock while it calls a method of the
-engine.
-
+moto does not change groups over time. In a pass, which the server starts regularly, `AutoScaling` advances each member
+of each group by one lifecycle state. The server holds its lock during each call.
 Source: Amazon EC2 Auto Scaling User Guide (lifecycle, suspended processes, instance scale-in protection, lifecycle
 hooks).
-
-The module has more than 500 lines. It is not divided, because all operations change the same members and depend on the
-order of these changes.
 """
 
 from __future__ import annotations
@@ -53,24 +46,19 @@ PROCESSES: Final = frozenset(
     }
 )
 PROTECTABLE: Final = frozenset({"InService", "EnteringStandby", "Standby"})
-"""Lifecycle states of a member in which SetInstanceProtection succeeds."""
+"""States in which SetInstanceProtection succeeds."""
 RETAINED: Final = "Terminating:Retained"
-"""Lifecycle state of a member whose termination was abandoned in a group with an instance lifecycle policy.
-
-The member runs until TerminateInstanceInAutoScalingGroup, and does not count towards the desired capacity. Source:
-https://docs.aws.amazon.com/autoscaling/ec2/userguide/instance-lifecycle-policy.html.
+"""Termination abandoned in a group with an instance lifecycle policy. The member runs outside of the desired capacity.
+Source: https://docs.aws.amazon.com/autoscaling/ec2/userguide/instance-lifecycle-policy.html.
 """
 ACTIVITIES_KEPT: Final = 500
 LAUNCH_FAILED: Final = f"{INSUFFICIENT_CAPACITY} Launching EC2 instance failed."
 GLOBAL_TIMEOUT_SECONDS: Final = 172_800
-"""Maximum time in seconds that a hook holds a member, heartbeats included.
-
-A hook also holds a member for at most 100 times its timeout. The lower of the two limits applies.
-"""
+"""Longest hold of a member by a hook, heartbeats included. The limit of 100 times its timeout applies as well."""
 ADMINISTRATIVE: Final = (
     "Amazon EC2 Auto Scaling suspended this process: the group has repeatedly failed to launch instances since {since}."
 )
-"""Reason of a suspension by AWS itself. AWS documents such suspensions, but not this text, which is invented."""
+"""Reason of a suspension by AWS itself. AWS does not document this text, which is invented."""
 ALL_PROTECTED: Final = (
     "Could not scale to desired capacity because all remaining instances are protected from scale-in."
 )
@@ -78,7 +66,7 @@ ALL_PROTECTED: Final = (
 
 @dataclass(slots=True)
 class _Wait:
-    """The period during which a lifecycle hook holds an instance of a group, with monotonic deadlines."""
+    """A lifecycle hook's hold of an instance, with monotonic deadlines."""
 
     hook: LifecycleHook
     deadline: float
@@ -89,49 +77,39 @@ class _Wait:
 
 @dataclass(slots=True)
 class _Member:
-    """Additional state of an Auto Scaling group member, for which moto's class has no field."""
+    """State of a member for which moto has no field."""
 
     launch: Activity | None = None
     termination: Activity | None = None
     wait: _Wait | None = None
     launch_hook_done: bool = False
     will_be_protected: bool = False
-    """Whether protection from scale-in begins when the member becomes InService."""
+    """Whether protection begins with InService."""
 
 
 @dataclass(slots=True)
 class _Record:
-    """Additional state of an Auto Scaling group, for which moto's class has no field."""
+    """State of a group for which moto has no field."""
 
     activities: list[Activity] = field(default_factory=list)
-    """The group's scaling activities (DescribeScalingActivities), newest first, at most `ACTIVITIES_KEPT`."""
+    """Newest first, at most `ACTIVITIES_KEPT`."""
     no_launch_before: float = 0.0
     protected_at_desired: int | None = None
-    """Desired capacity that the group could not reach, because all surplus members were protected from scale-in.
-
-    With this field, the engine records the failure as an activity only once, and not whenever it advances the group.
-    None without a failure.
+    """Desired capacity that protected surplus members prevented. Records the failure as an activity only once. None
+    without a failure.
     """
     failing_since: tuple[float, str] | None = None
-    """Time since which all launches have failed, as monotonic seconds and as a timestamp.
-
-    None if no launch has failed since the last successful launch, or since Launch was resumed.
+    """Start of the series of failed launches, as monotonic seconds and timestamp. None after a success or a resumption.
     """
     suspensions: dict[str, str] = field(default_factory=dict)
-    """Reason of each suspension, by process. moto stores only the names of suspended processes."""
+    """Reason by process. moto stores only the names."""
 
 
 class AutoScaling:
-    """The engine of the simulated Auto Scaling: implements operations of its API, and advances all groups in passes.
+    """Implements operations of Auto Scaling's API for all accounts and regions, and advances all groups in passes.
 
-    One engine serves all accounts and regions.
-
-    Args:
-        ec2: the engine for instances.
-        faults: adjustable behaviour of AWS: the retry delay of a failed launch, and the time until AWS suspends
-            launches.
-        announcements: receives the events of launches, terminations and hooks.
-        monotonic: returns the seconds of a monotonic clock.
+    `faults` has the retry delay of a failed launch and the time until AWS suspends launches. `announcements` receives
+    the events of launches, terminations and hooks.
     """
 
     def __init__(self, ec2: Ec2, faults: Faults, announcements: Announcements, monotonic: Callable[[], float]) -> None:
@@ -146,21 +124,14 @@ class AutoScaling:
     # The methods below implement operations of the Auto Scaling API.
 
     def create(self, group: FakeAutoScalingGroup) -> None:
-        """Check the minimum and maximum size of a group that moto has just created, and begin to manage the group."""
+        """Check the sizes of a group that moto has just created, and begin to manage it."""
         _require_bounds(group.min_size, group.max_size, group.desired_capacity)
         self._records[group.arn] = _Record()
 
     def set_desired(self, group: FakeAutoScalingGroup, desired: int) -> None:
-        """Set the desired capacity within the Auto Scaling group's bounds.
+        """Set the desired capacity, and retry a failed launch at once.
 
-        The local cloud retries a failed launch without the usual delay.
-
-        Args:
-            group: moto's group; only its desired capacity changes.
-            desired: number of instances that the group should have.
-
-        Raises:
-            ValidationError: the number is outside the group's bounds. The message is AWS's.
+        Raises ValidationError with AWS's message outside the group's bounds.
         """
         if desired > group.max_size:
             raise ValidationError(
@@ -176,10 +147,10 @@ class AutoScaling:
     def launch_now(
         self, group: FakeAutoScalingGroup, count: int, zone: str, subnet: str | None, *, is_retried: bool
     ) -> dict[str, list[str]]:
-        """LaunchInstances: launch up to `count` instances at once, and raise the desired capacity.
+        """LaunchInstances: launch up to `count` instances at once, and return the ids by instance type.
 
         The desired capacity grows by `count` if the group shall retry failed launches (`is_retried`), else by the
-        number of launched instances. Returns the ids by instance type.
+        number of launched instances.
         """
         launched = self._start(group, count, zone, subnet)
         total = sum(map(len, launched.values()))
@@ -189,7 +160,7 @@ class AutoScaling:
     def update(
         self, group: FakeAutoScalingGroup, min_size: int | None, max_size: int | None, desired: int | None
     ) -> None:
-        """Check an Auto Scaling group's new minimum, maximum and desired sizes before moto stores them."""
+        """Check a group's new sizes before moto stores them."""
         lowest = group.min_size if min_size is None else min_size
         highest = group.max_size if max_size is None else max_size
         # Without a new desired capacity, AWS raises or lowers the current desired capacity to fit the new bounds.
@@ -200,18 +171,8 @@ class AutoScaling:
     def terminate(self, group: FakeAutoScalingGroup, member: InstanceState, *, decrement: bool) -> Activity:
         """TerminateInstanceInAutoScalingGroup: terminate one member.
 
-        Without a decrement, the group launches a replacement.
-
-        Args:
-            group: the group that the instance belongs to.
-            member: moto's record of the instance to terminate.
-            decrement: whether to lower the group's desired capacity by one.
-
-        Returns:
-            The scaling activity that records the termination.
-
-        Raises:
-            ValidationError: the decrement would violate the group's minimum size.
+        Without a decrement, the group launches a replacement. Raises ValidationError if the decrement would violate the
+        group's minimum size.
         """
         before = group.desired_capacity
         if decrement:
@@ -234,13 +195,7 @@ class AutoScaling:
         return activity
 
     def delete(self, group: FakeAutoScalingGroup, *, force: bool) -> None:
-        """DeleteAutoScalingGroup: with `force`, also terminate all instances.
-
-        This includes instances that are protected or held by a hook.
-
-        Args:
-            group: moto's record of the group. The call removes it from moto's backend.
-            force: delete the group even if it has instances.
+        """DeleteAutoScalingGroup: with `force`, also terminate all instances, even protected or held ones.
 
         Raises:
             AutoscalingClientError: ResourceInUse, because the group has instances and `force` is not set.
@@ -272,17 +227,10 @@ class AutoScaling:
         self._records.pop(group.arn, None)
 
     def protect(self, group: FakeAutoScalingGroup, instance_ids: Sequence[str], *, is_protected: bool) -> None:
-        """SetInstanceProtection: set or remove the protection of a group's instances from scale-in.
+        """SetInstanceProtection.
 
-        Args:
-            group: the group that the instances belong to.
-            instance_ids: ids of the instances. If one of them is refused, no instance changes. With
-                `AwsAnswers.protection_is_all_or_nothing` false, the other instances change.
-            is_protected: whether to protect the instances.
-
-        Raises:
-            ValidationError: an instance is not in the group, or is neither InService nor in Standby. The message is
-                AWS's.
+        If one instance is refused, none changes (see `AwsAnswers.protection_is_all_or_nothing`). Raises ValidationError
+        with AWS's message if an instance is not in the group, or neither InService nor in Standby.
         """
         members = {member.instance.id: member for member in group.instance_states}
         accepted = PROTECTABLE | ({"Pending", "Pending:Wait"} if self._answers.pending_member_is_protectable else set())
@@ -308,15 +256,8 @@ class AutoScaling:
     ) -> None:
         """CompleteLifecycleAction: release an instance from its hook (CONTINUE) or abandon its launch (ABANDON).
 
-        Args:
-            group: the group that the instance belongs to.
-            hook: name of the hook that holds the instance.
-            instance_id: the held instance's id; None if `token` is set.
-            token: the lifecycle action's token; None if `instance_id` is set.
-            result: CONTINUE or ABANDON, as in the request.
-
-        Raises:
-            ValidationError: the result is invalid, or this hook holds no such instance.
+        Either `instance_id` or `token` is set. Raises ValidationError if the result is invalid, or this hook holds no
+        such instance.
         """
         if result not in ("CONTINUE", "ABANDON"):
             raise ValidationError(f"Invalid lifecycle action result {result}: CONTINUE or ABANDON")
@@ -325,30 +266,24 @@ class AutoScaling:
     def record_heartbeat(
         self, group: FakeAutoScalingGroup, hook: str, *, instance_id: str | None, token: str | None
     ) -> None:
-        """RecordLifecycleActionHeartbeat: extend the time for which a hook holds an instance by its timeout."""
+        """RecordLifecycleActionHeartbeat: extend a hook's hold of an instance by the hook's timeout."""
         wait = self._held(group, hook, instance_id, token)
         wait.deadline = min(self._monotonic() + wait.hook.heartbeat_timeout, wait.last_deadline)
 
     def suspend(self, group: FakeAutoScalingGroup, processes: Iterable[str], reason: str = "") -> None:
-        """Suspend processes of an Auto Scaling group. An empty reason means that a user suspends them.
-
-        A process that is already suspended keeps its reason.
-        """
+        """Suspend processes of a group. An empty reason means a user. A suspended process keeps its reason."""
         record = self._record(group)
         for process in processes:
             record.suspensions.setdefault(process, reason or f"User suspended at {_stamp()}")
         group._suspended_processes = sorted({*group._suspended_processes, *processes})
 
     def suspend_administratively(self, group: FakeAutoScalingGroup) -> None:
-        """Suspend the process Launch in the name of AWS, which does so after launches have failed for a long time."""
+        """Suspend Launch as AWS does after launches have failed for a long time."""
         since = self._record(group).failing_since
         self.suspend(group, ["Launch"], ADMINISTRATIVE.format(since=since[1] if since else _stamp()))
 
     def resume(self, group: FakeAutoScalingGroup, processes: Iterable[str]) -> None:
-        """Resume processes, whether a user or AWS suspended them.
-
-        If a launch has failed, the local cloud retries it without the usual delay.
-        """
+        """Resume processes, whether a user or AWS suspended them, and retry a failed launch at once."""
         record = self._record(group)
         for process in processes:
             record.suspensions.pop(process, None)
@@ -356,10 +291,9 @@ class AutoScaling:
         record.no_launch_before, record.failing_since = 0.0, None
 
     def rebalance(self, instance_id: str) -> None:
-        """Replace a member after a rebalance recommendation, if its group has CapacityRebalance.
+        """Replace even a protected member after a rebalance recommendation, if its group has CapacityRebalance.
 
-        AWS may wait until the new instance is in service. The local cloud terminates the member at once. Protection
-        from scale-in does not prevent the replacement.
+        AWS may wait until the new instance is in service. The local cloud terminates the member at once.
         """
         for group in self.groups():
             for member in list(group.instance_states):
@@ -370,11 +304,11 @@ class AutoScaling:
                     self._begin_termination(group, member, f"{cause} recommendation.")
 
     def suspension_reason(self, group: FakeAutoScalingGroup, process: str) -> str:
-        """Return the reason why a process is suspended; empty if the process is not suspended."""
+        """Return why a process is suspended; empty if it is not."""
         return self._record(group).suspensions.get(process, "")
 
     def target_lifecycle_state(self, instance_id: str) -> str | None:
-        """Return the target lifecycle state that an instance's metadata shows; None if the instance is in no group."""
+        """Return the target lifecycle state in an instance's metadata; None without a group."""
         for group in self.groups():
             for member in group.instance_states:
                 if member.instance.id == instance_id:
@@ -382,7 +316,7 @@ class AutoScaling:
         return None
 
     def activities(self, group: FakeAutoScalingGroup) -> list[Activity]:
-        """Return the Auto Scaling group's scaling activities, newest first."""
+        """Scaling activities, newest first, at most `ACTIVITIES_KEPT`."""
         return self._record(group).activities
 
     # The methods below advance the Auto Scaling groups and their members over time.
@@ -390,7 +324,7 @@ class AutoScaling:
     def reconcile(self) -> None:
         """Advance every member of every group by one lifecycle state.
 
-        The server calls this at least ten times per second (`aws.PASS_SECONDS`).
+        The server calls this every `aws.PASS_SECONDS`.
         """
         for group in self.groups():
             for member in list(group.instance_states):
@@ -659,10 +593,7 @@ class AutoScaling:
 
 
 def instance_types(group: FakeAutoScalingGroup) -> list[str]:
-    """Return the instance types that an Auto Scaling group launches, in order of priority.
-
-    They are the types of the overrides in the group's MixedInstancesPolicy, or else the type of its launch template.
-    """
+    """Return the types that a group launches, in order of priority: of its overrides, else of its launch template."""
     policy = group.mixed_instances_policy or {}
     overrides = policy.get("LaunchTemplate", {}).get("Overrides") or ()
     types = [override["InstanceType"] for override in overrides if "InstanceType" in override]
@@ -670,21 +601,14 @@ def instance_types(group: FakeAutoScalingGroup) -> list[str]:
 
 
 def find_group(backend: AutoScalingBackend, name: str | None) -> FakeAutoScalingGroup:
-    """Return an Auto Scaling group by name.
-
-    `backend` is moto's backend of the region. Raises ValidationError with AWS's message if the group does not exist.
-    """
+    """Return a group by name. Raises ValidationError with AWS's message if it does not exist."""
     if name not in backend.autoscaling_groups:
         raise ValidationError(f"AutoScalingGroup name not found - AutoScalingGroup '{name}' not found")
     return backend.autoscaling_groups[name]
 
 
 def find_member(backend: AutoScalingBackend, instance_id: str | None) -> tuple[FakeAutoScalingGroup, InstanceState]:
-    """Return a member of any group by its instance id.
-
-    Also returns the member's group. `backend` is moto's backend of the region. Raises ValidationError with AWS's
-    message if no group has this member.
-    """
+    """Return the group and the member with an instance id. Raises ValidationError with AWS's message without one."""
     for group in backend.autoscaling_groups.values():
         for member in group.instance_states:
             if member.instance.id == instance_id:

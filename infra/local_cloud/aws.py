@@ -1,13 +1,10 @@
-"""Serves AWS's APIs on loopback, with moto (a library that fakes AWS) and an engine that runs instances and groups.
+"""Serves AWS's APIs on loopback, with moto and an engine that runs instances and groups.
 
-The server first checks the signature of every request (`signatures`). User data runs with the privileges of this
-process, even if the process is root. Therefore only callers with the cluster's key may launch instances or inject
-faults.
+User data runs with the privileges of this process, even root's. Therefore only callers with the cluster's key may
+launch instances or inject faults: the server first checks the signature of every request (`signatures`).
 
-The engine advances instances and groups in regular *passes*, each over all of them. One thread runs the engine and owns
-the instances. moto has no locks. One lock therefore protects every pass and every request, except requests to S3 and
-SQS. moto's S3 backend is safe for concurrent use. A request that receives from SQS waits for messages, so it must not
-hold the lock.
+One thread runs the engine and owns the instances. moto has no locks, so one lock protects every pass of the engine and
+every request, except to S3, whose backend is safe for concurrent use, and to SQS, whose receive calls wait.
 """
 
 from __future__ import annotations
@@ -58,29 +55,25 @@ from infra.local_cloud.visibility import DELAYED
 log = logging.getLogger(__name__)
 
 PASS_SECONDS = 0.1
-"""Maximum time between two passes, in each of which the engine advances all instances and groups.
-
-A request that may have changed the state triggers an immediate pass.
-"""
+"""Longest time between two passes of the engine. A request that may have changed the state triggers a pass at once."""
 STOP_POLL_SECONDS = 0.05
-"""Interval at which the HTTP server checks whether it should stop."""
+"""Interval of the HTTP server's checks whether to stop."""
 ADMIN_PREFIX = "/_everstep/"
-"""Prefix of the paths of the local cloud's own requests. It is not a valid bucket name, so no S3 request has it."""
+"""Prefix of the local cloud's own paths. It is not a valid bucket name, so no S3 request has it."""
 ADMIN_PATHS = "config (GET, PUT), faults (GET, POST, DELETE), wrong-calls (GET, DELETE), calls, instances, links (GET)"
 MAX_ADMIN_BODY_BYTES = 64 * 1024
 MAX_API_BODY_BYTES = 16 * 1024 * 1024
-"""Maximum body size of a request to any service except S3: twice the largest size that AWS documents."""
+"""Limit of a request to any service except S3: twice the largest size that AWS documents."""
 MOTO_PATHS = ("/moto-api", "/latest/meta-data/", "/latest/api/", "/favicon.ico")
 """Paths outside AWS's APIs that moto serves without a signature. The local cloud refuses them."""
 RECEIVED = "everstep.received"
-"""Key in a request's WSGI environ. The value, a `SignedRequest`, is the unparsed request line and headers."""
+"""Key in a request's WSGI environ of a `SignedRequest`, the unparsed request line and headers."""
 CONCURRENT = frozenset({"s3", "sqs"})
 LOOPBACK = "127.0.0.1"
 CONTROL_PLANES: Final = 2
-"""Maximum number of control-plane servers of one local cloud."""
+"""Largest number of servers of one local cloud."""
 SERVICES_BESIDE: Final = CONTROL_PLANES + 2
-"""Number of services that have an address of their own: the control-plane servers, a load balancer, and an S3 server
-that can replace the local AWS's own S3.
+"""Services with an address of their own: control planes, a load balancer, and an S3 server in place of the local one.
 """
 
 StartResponse = Callable[..., object]
@@ -88,9 +81,6 @@ StartResponse = Callable[..., object]
 
 class LocalAws:
     """The local AWS. At most one per process, because moto's state is global.
-
-    Args:
-        options: folder, seed, conditions and files with keys and answers.
 
     Raises:
         UnusableKeys: the key file is unreadable, or is accessible to other users.
@@ -117,11 +107,8 @@ class LocalAws:
         self._network: Network | None = None
         self._address = LOOPBACK
         self.control_planes = [(LOOPBACK, 0)] * CONTROL_PLANES
-        """Address and port of each control-plane server. Port 0: the kernel chooses the port."""
+        """Port 0: the kernel chooses the port."""
         self.balancer = self.storage = LOOPBACK, 0
-        """Address and port of a load balancer in front of the control-plane servers, and of an S3 server in place of
-        the local AWS's S3.
-        """
         if options.network_name:
             self._address, *addresses = (self._addresses.take() for _ in range(1 + SERVICES_BESIDE))
             self._network = Network(options.network_name, services=(self._address, *addresses))
@@ -163,13 +150,13 @@ class LocalAws:
         )
 
     def start(self) -> None:
-        """Start to answer requests, in threads of their own. The caller must then call `run`."""
+        """Start to answer requests, in threads. The caller must then call `run`."""
         self._serving.start()
 
     def run(self) -> None:
-        """Run the engine, which emulates instances and groups, until `stop`. Then end every instance.
+        """Run the engine until `stop`. Then end every instance.
 
-        The process's main thread must call this method, because an instance dies with the thread that started it.
+        The main thread must call this method, because an instance dies with the thread that started it.
         """
         try:
             while not self._is_stopping:
@@ -185,11 +172,8 @@ class LocalAws:
             self._addresses.close()
 
     def stop(self) -> None:
-        """Make `run` return after its current iteration. Idempotent.
-
-        A signal handler calls this method. The method therefore only sets a variable and takes no lock, because the
-        interrupted code may hold the lock.
-        """
+        """Make `run` return after its current iteration. Idempotent."""
+        # A signal handler calls this. It takes no lock, because the interrupted code may hold the lock.
         self._is_stopping = True
 
     def _remove_network(self) -> None:
@@ -227,7 +211,7 @@ class LocalAws:
         return self._call(caller.service, environ, _without_cors(start_response))
 
     def _call(self, service: str, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        """Pass an AWS API call to moto. `service` is the AWS service that the request's signature names."""
+        """Pass an AWS API call to moto."""
         if self.faults.is_throttled(service):
             return _say(start_response, *throttled(service, str(uuid.uuid4())))
         scope = f"AWS4-HMAC-SHA256 Credential=key/date/us-east-1/{service}/aws4_request"
@@ -257,9 +241,9 @@ class LocalAws:
     def _recorded(
         self, service: str, application: Any, environ: dict[str, Any], start_response: StartResponse
     ) -> list[bytes]:
-        """Pass a call to moto, unless the module `gate` refuses the call as AWS would.
+        """Pass a call to moto, unless `gate` refuses it as AWS would.
 
-        Record the call with the status of the answer in both cases.
+        Record it with the answer's status in both cases.
         """
         at, body, statuses = time.time(), environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)), [""]
         environ["wsgi.input"] = io.BytesIO(body)
@@ -327,7 +311,7 @@ class LocalAws:
         return "200 OK", answer
 
     def _facts(self, instance_id: str) -> dict[str, str]:
-        """Return an instance's current metadata by path. The threads of the metadata service call this method."""
+        """Return an instance's metadata by path. The threads of the metadata service call this."""
         with self._lock:
             try:
                 instance, life = self._ec2.find(instance_id)
@@ -363,7 +347,7 @@ class LocalAws:
 
 
 def _free_port(address: str) -> int:
-    """Return a free port of an address. No other program takes the port, because only this network uses the address."""
+    """Return a free port of an address that only this network uses."""
     with socket.create_server((address, 0)) as taken:
         port: int = taken.getsockname()[1]
         return port
@@ -374,7 +358,7 @@ class BodyTooLarge(Exception):
 
 
 def _body(environ: dict[str, Any], service: str) -> bytes:
-    """Read a request's whole body, and replace the request's stream so that moto can read the body again."""
+    """Read a request's whole body, and replace its stream so that moto can read it again."""
     stream, length = environ["wsgi.input"], int(environ.get("CONTENT_LENGTH") or 0)
     limit = length if service == "s3" else MAX_API_BODY_BYTES
     if length > limit:
@@ -400,10 +384,7 @@ def _say_json(start_response: StartResponse, status: str, content: object) -> li
 
 
 def _without_cors(start_response: StartResponse) -> StartResponse:
-    """Wrap `start_response` so that it drops moto's CORS headers.
-
-    With these headers, web pages could read answers of the local AWS.
-    """
+    """Drop moto's CORS headers, with which web pages could read answers of the local AWS."""
 
     def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> object:
         return start_response(
@@ -414,10 +395,7 @@ def _without_cors(start_response: StartResponse) -> StartResponse:
 
 
 class _QuietHandler(MotoRequestHandler):  # type: ignore[misc]
-    """Request handler that logs only server errors, because the control plane polls this server all the time.
-
-    It stores the request line and headers unparsed, because the signature covers them in this form.
-    """
+    """Logs only server errors. Stores the request line and headers unparsed, because the signature covers this form."""
 
     def make_environ(self) -> dict[str, Any]:
         environ: dict[str, Any] = super().make_environ()

@@ -1,4 +1,4 @@
-"""Defines the options with which `everstep local up` starts the local AWS, in a process of its own."""
+"""Defines the options of the local AWS, which runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True):
     ready_file: str
     """File that the process writes once it accepts requests."""
     keys_file: str
-    """File with the only long-lived access key that the local AWS accepts. Instances receive this key."""
+    """File with the only long-lived access key that the local AWS accepts. Instances receive it."""
     conditions: Conditions
     instance_environment: dict[str, str] = {}
-    """Additional environment variables of every instance."""
+    """Additional variables of every instance."""
     seed: int = 0
     network_name: str = ""
-    """Name of the cluster's virtual network. Empty if instances share this machine's loopback."""
+    """Name of the virtual network. Empty if instances share this machine's loopback."""
     aws_answers: str | None = None
-    """File of `everstep aws-conformance`. None: the stored answers of the newest run, if any."""
+    """File of `everstep aws-conformance`. None: the newest stored answers, if any."""
 
 
 AWS_OPTIONS: Final = msgspec.json.Decoder(AwsOptions)

@@ -1,8 +1,4 @@
-"""Records all calls of EC2 and Auto Scaling that may change state, as CloudTrail does.
-
-Invariant: the record also contains calls that the local AWS refused, with the status of the answer. It contains no
-read-only calls.
-"""
+"""Records all calls of EC2 and Auto Scaling that may change state, also refused ones, as CloudTrail does."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
     """One API call that may have changed the state of the local cloud."""
 
     at: float
-    """Time of the request in Unix seconds."""
+    """Unix seconds of the request."""
     service: str
     action: str
     parameters: dict[str, str]
@@ -32,14 +28,14 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
     status: int
     """HTTP status of the answer."""
     caller: str = ""
-    """Application id in the User-Agent header, which CloudTrail lists too. Empty if the caller gave none."""
+    """Application id in the User-Agent header, as in CloudTrail. May be empty."""
 
 
 CALLS: Final = msgspec.json.Decoder(list[RecordedCall])
 
 
 class CallRecord:
-    """The newest calls of a local AWS, oldest first. The server adds calls under its lock."""
+    """The newest calls of a local AWS, oldest first. The server's lock protects it."""
 
     def __init__(self) -> None:
         self._calls: deque[RecordedCall] = deque(maxlen=MAX_CALLS)
@@ -47,12 +43,7 @@ class CallRecord:
     def add(self, service: str, body: bytes, status: str, at: float, user_agent: str) -> None:
         """Record a call, unless its operation is read-only.
 
-        Args:
-            service: the service that the request is signed for.
-            body: the request's body, in AWS's query protocol.
-            status: status line of the answer, for example `200 OK`.
-            at: time of the request in Unix seconds.
-            user_agent: the request's User-Agent header, or an empty string.
+        `body` has AWS's query protocol, `at` is in Unix seconds.
         """
         parameters: Mapping[str, str] = dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
         action = parameters.get("Action", "")

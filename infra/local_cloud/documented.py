@@ -1,7 +1,4 @@
-"""Finds parameters of a call that AWS would refuse, according to AWS's documentation. The functions are pure.
-
-botocore checks only types, and moto, the library that fakes AWS here, accepts values that AWS refuses. The local cloud
-refuses such calls, and the tests fail if a program makes them (`tests/conftest.py`).
+"""Finds parameters of a call that AWS would refuse, which moto accepts and botocore does not check. Pure.
 
 Source: botocore's service models, which AWS publishes: their shapes and their documentation strings.
 """
@@ -33,10 +30,7 @@ GROWING: Final = frozenset({"InstanceType"})
 """Enumerations that are not checked, because AWS extends them every month and botocore's list is incomplete."""
 SHOWN_VALUES: Final = 12
 FILTER_VALUES: Final = 200
-"""EC2's limit for the values of all filters of a call.
-
-Source: Amazon EC2 User Guide, list and filter your resources.
-"""
+"""Limit of the values of all filters of a call. Source: Amazon EC2 User Guide, list and filter your resources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +38,15 @@ class Violation:
     """One reason why AWS would refuse a call."""
 
     code: str
-    """Error code with which EC2 refuses the call. Auto Scaling answers ValidationError to every violation."""
+    """EC2's error code. Auto Scaling answers ValidationError to every violation."""
     words: str
-    """Sentence that names the parameter and the value that AWS would refuse."""
+    """Names the parameter and the refused value."""
 
 
 def violations(operation: OperationModel, parameters: Mapping[str, Any]) -> list[Violation]:
-    """Return the reasons why AWS would refuse a call.
+    """Return why AWS would refuse a call: unknown filters, values outside their enumeration, exceeded limits.
 
-    Args:
-        operation: botocore's model of the called operation.
-        parameters: the call's parameters, as passed to boto3.
-
-    Returns:
-        Unknown filters, values outside their enumeration, and exceeded limits. Empty if AWS would accept the call.
+    `parameters` are as passed to boto3. Empty if AWS would accept the call.
     """
     shape = operation.input_shape
     return [
@@ -68,15 +57,7 @@ def violations(operation: OperationModel, parameters: Mapping[str, Any]) -> list
 
 
 def filter_names(operation: OperationModel) -> frozenset[str]:
-    """Return the filter names that an operation documents.
-
-    Args:
-        operation: an operation of any service.
-
-    Returns:
-        Names, and prefixes that end with a colon, such as `tag:`. Empty if the operation has no filters or documents
-        none.
-    """
+    """Return the filters that an operation documents: names, and prefixes that end with a colon, such as `tag:`."""
     filters = operation.input_shape.members.get("Filters") if operation.input_shape else None
     if filters is None or filters.type_name != "list" or "Name" not in getattr(filters.member, "members", {}):
         return frozenset()
@@ -85,17 +66,14 @@ def filter_names(operation: OperationModel) -> frozenset[str]:
 
 
 def is_documented(name: str, names: frozenset[str]) -> bool:
-    """Return whether `names`, a result of `filter_names`, contains the filter `name` or its prefix, such as `tag:`."""
+    """Return whether `names` of `filter_names` contains a filter or its prefix."""
     prefix, colon, _ = name.partition(":")
     return name in names or (bool(colon) and prefix + colon in names)
 
 
 @lru_cache(maxsize=256)
 def _names(documentation: str) -> frozenset[str]:
-    """Return the filter names in an operation's documentation.
-
-    An entry that ends with a colon, such as `tag:`, stands for all names with this prefix.
-    """
+    """Return the filter names in an operation's documentation."""
     entries = {html.unescape(name) + (":" if key else "") for name, key in _ENTRY.findall(documentation)}
     aliases = {html.unescape(name) for names in _ALIASES.findall(documentation) for name in _CODE.findall(names)}
     return frozenset(name.partition("<")[0] for name in entries | aliases)
@@ -130,7 +108,7 @@ def _over_limits(operation: OperationModel, parameters: Mapping[str, Any]) -> It
 
 
 def _wrong_values(shape: Shape, value: Any, where: str) -> Iterator[Violation]:
-    """Yield a violation for each text in a call's parameters that AWS does not document as a value of its parameter."""
+    """Yield a violation for each text that is not a documented value of its parameter."""
     if shape.type_name == "structure" and isinstance(value, Mapping):
         for name, member in shape.members.items():
             if name in value:

@@ -1,13 +1,6 @@
-"""Emulates EC2's behaviour over time: boots, addresses, status checks, warnings and the removal of instances.
+"""Emulates EC2's behaviour over time, which moto lacks: boots, addresses, status checks, warnings and removals.
 
-moto, a library that fakes AWS, stores the instances but does not change them over time. The *engine* for instances is
-the object `Ec2`. It changes moto's instances while the server of the local AWS holds its lock.
-
-Invariants:
-
-- An instance is `pending` until its boot is over.
-- Its PrivateIpAddress is a loopback address that no other instance has.
-- Each change of an instance's state causes one event.
+Each change of an instance's state causes one event. The server holds its lock during each call.
 """
 
 from __future__ import annotations
@@ -40,7 +33,7 @@ INSUFFICIENT_CAPACITY: Final = (
     "({zone}). Our system will be working on "
     "provisioning additional capacity."
 )
-"""AWS's message for a launch without capacity. Source: EC2 User Guide, instance launch issues."""
+"""Source: EC2 User Guide, instance launch issues."""
 StatusCheck = Literal["instance", "system"]
 End = Literal["terminate", "stop", "reboot"]
 REASONS: Final = {
@@ -55,15 +48,9 @@ REASONS: Final = {
         "Server.CapacityBlockExpired: The Capacity Block reservation has ended.", "Server.CapacityBlockExpired"
     ),
 }
-"""AWS's state reasons for the end of an instance, by cause.
-
-AWS documents no reason for the end of a Capacity Block, so the text for `block` is invented.
-"""
+"""AWS's state reasons for the end of an instance. The text for `block` is invented, because AWS documents none."""
 TOPOLOGY_LAYERS: Final = ((1, 1), (2, 4), (3, 16), (4, 64))
-"""Layers of EC2 network nodes above an instance, outermost first.
-
-Each entry contains the number of the layer and the number of its nodes.
-"""
+"""Layers of EC2 network nodes above an instance, outermost first: number of the layer, number of its nodes."""
 
 
 class InsufficientCapacity(EC2ClientError):  # type: ignore[misc]
@@ -74,19 +61,19 @@ class InsufficientCapacity(EC2ClientError):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The planned end or reboot of an instance, which a fault has scheduled."""
+    """The end or reboot of an instance that a fault has scheduled."""
 
     at: float
-    """Time of the end or reboot, in monotonic seconds."""
+    """Monotonic seconds."""
     at_time: datetime
     how: End
     reason: str
-    """Cause of the planned end: a key of `REASONS`."""
+    """A key of `REASONS`."""
 
 
 @dataclass(slots=True)
 class Life:
-    """Additional state of an instance, for which moto's class has no field."""
+    """State of an instance for which moto has no field."""
 
     address: str
     boot: int = 0
@@ -94,30 +81,23 @@ class Life:
     ended_at: float | None = None
     slot_free_at: float = 0.0
     announced_state: str = ""
-    """The instance's state in the last event about it; empty before the first event."""
+    """State in the last event; empty before the first."""
     failed_checks: dict[StatusCheck, datetime] = field(default_factory=dict)
-    """Failing status checks, each with the time at which the check began to fail."""
+    """Failing checks, each with the time of its first failure."""
     scheduled: tuple[PlannedEvent, ...] = ()
     spot_action: Plan | None = None
     rebalance_at: datetime | None = None
     plan: Plan | None = None
     has_crashed: bool = False
-    """Whether the instance's host has crashed. EC2 may still report the instance as running."""
+    """Whether the host has crashed. EC2 may still report the instance as running."""
 
 
 @dataclass(eq=False, repr=False)
 class Ec2:
-    """The engine of the simulated EC2: implements operations of its API, and advances the states of all instances.
+    """Implements operations of EC2's API for all accounts and regions, and advances the states of all instances.
 
-    One engine serves all accounts and regions.
-
-    Args:
-        faults: adjustable behaviour of AWS: capacity, boot delays, and how long an ended instance occupies capacity and
-            is described.
-        addresses: pool of private addresses for new instances.
-        announcements: receives the events of state changes.
-        monotonic: returns the seconds of a monotonic clock.
-        answers: assumed or measured behaviour of AWS where its documentation is silent.
+    `faults` has capacity and delays, `answers` AWS's undocumented behaviour. `announcements` receives the events of
+    state changes.
     """
 
     faults: Faults
@@ -133,16 +113,7 @@ class Ec2:
     # The methods below implement operations of the EC2 API.
 
     def require_capacity(self, backend: EC2Backend, instance_type: str, count: int) -> None:
-        """Refuse a launch that exceeds the free capacity of the instance type.
-
-        Args:
-            backend: moto's backend of the region.
-            instance_type: type of the instances to launch.
-            count: number of instances that the launch requests.
-
-        Raises:
-            InsufficientCapacity: the free capacity is too small. The message is AWS's.
-        """
+        """Raise InsufficientCapacity with AWS's message if a launch exceeds the free capacity of the instance type."""
         if count > self.free_count(instance_type, count):
             raise InsufficientCapacity(INSUFFICIENT_CAPACITY.format(type=instance_type, zone=f"{backend.region_name}a"))
 
@@ -155,10 +126,7 @@ class Ec2:
         self.boot(instance)
 
     def boot(self, instance: Instance) -> None:
-        """Start a boot: the first boot, or a boot after a stop or a reboot.
-
-        The boot ends all earlier processes of the instance and clears its crash and its failed status checks.
-        """
+        """Start a boot, which ends all earlier processes and clears a crash and failed status checks."""
         self._set_state(instance, PENDING)
         life = self._lives[instance.id]
         life.boot += 1
@@ -167,10 +135,9 @@ class Ec2:
         life.failed_checks = {}
 
     def ended(self, instance: Instance) -> None:
-        """Record the end of an instance. Idempotent.
+        """Record the end of an instance, whose capacity stays occupied for `slot_release_seconds`. moto calls this.
 
-        moto (the library that fakes AWS) calls this method when it terminates the instance. The ended instance still
-        occupies its instance type's capacity for `slot_release_seconds`. A new launch can use the capacity afterwards.
+        Idempotent.
         """
         life = self._lives.get(instance.id)
         if life and life.ended_at is None:
@@ -178,7 +145,7 @@ class Ec2:
             life.slot_free_at = life.ended_at + self.faults.slot_release_delay()
 
     def status(self, instance: Instance, check: StatusCheck) -> dict[str, Any]:
-        """Return one status check of an instance in the format of DescribeInstanceStatus."""
+        """Return one status check in the format of DescribeInstanceStatus."""
         if instance.state != "running":
             return {"Status": "not-applicable"}
         life = self._lives.get(instance.id)
@@ -191,7 +158,7 @@ class Ec2:
         return {"Details": [detail], "Status": "ok" if since is None else "impaired"}
 
     def scheduled_events(self, instance: Instance) -> list[dict[str, Any]]:
-        """Return an instance's scheduled events in the format of DescribeInstanceStatus."""
+        """Return scheduled events in the format of DescribeInstanceStatus."""
         life = self._lives.get(instance.id)
         return [
             {
@@ -205,7 +172,7 @@ class Ec2:
         ]
 
     def topology(self, instance: Instance) -> list[str]:
-        """Return the network nodes above an instance, outermost first. The result depends only on the instance id."""
+        """Return the network nodes above an instance, outermost first. They depend only on the instance id."""
         return [
             f"nn-{hashlib.sha256(f'{layer}/{_place(instance.id) % count}'.encode()).hexdigest()[:17]}"
             for layer, count in TOPOLOGY_LAYERS[: self.answers.topology_layers]
@@ -214,18 +181,14 @@ class Ec2:
     # The methods below inject faults into instances.
 
     def find(self, instance_id: str) -> tuple[Instance, Life]:
-        """Find an instance that has not ended.
-
-        Returns moto's instance, and the instance's additional state (see `Life`). Raises FaultRefused if the instance
-        does not exist or has ended.
-        """
+        """Return an instance that has not ended, with its additional state, or raise FaultRefused."""
         for instance in self._all():
             if instance.id == instance_id and instance.state not in ("terminated", "shutting-down"):
                 return instance, self._lives[instance_id]
         raise FaultRefused(f"the instance {instance_id} does not exist or has ended")
 
     def life(self, instance_id: str) -> Life | None:
-        """Return the additional state of an instance (see `Life`), or None if the instance is unknown."""
+        """Return the additional state of an instance, or None if it is unknown."""
         return self._lives.get(instance_id)
 
     def in_order_of_launch(self) -> list[str]:
@@ -233,19 +196,9 @@ class Ec2:
         return list(self._lives)
 
     def plan(self, instance_id: str, how: End, reason: str, seconds: float) -> Plan:
-        """Schedule the end or the reboot of an instance.
+        """Schedule the end or the reboot of an instance after a delay, unless `unplan` cancels it.
 
-        Args:
-            instance_id: id of an instance that has not ended.
-            how: the action to schedule: terminate, stop or reboot.
-            reason: why AWS ends the instance, for example `spot`; a key of `REASONS`.
-            seconds: delay from now.
-
-        Returns:
-            The plan. The local cloud executes the plan after the delay, unless `unplan` cancels it first.
-
-        Raises:
-            FaultRefused: the instance does not exist or has ended.
+        `reason` is a key of `REASONS`. Raises FaultRefused if the instance does not exist or has ended.
         """
         _, life = self.find(instance_id)
         life.plan = Plan(
@@ -257,10 +210,7 @@ class Ec2:
         return life.plan
 
     def unplan(self) -> list[str]:
-        """Cancel all planned ends of instances, with their Spot, rebalance and maintenance notices.
-
-        Return the ids of the instances that had a planned end or such a notice.
-        """
+        """Cancel all planned ends and their notices, and return the ids of the instances."""
         lives = {instance_id: life for instance_id, life in self._lives.items() if life.ended_at is None}
         warned = [
             instance_id
@@ -274,7 +224,7 @@ class Ec2:
         return warned
 
     def pass_checks(self) -> list[str]:
-        """Clear the failed status checks of all instances that have not crashed, and return their ids."""
+        """Clear the failed status checks of instances that have not crashed, and return their ids."""
         failing = [
             instance_id for instance_id, life in self._lives.items() if life.failed_checks and not life.has_crashed
         ]
@@ -283,15 +233,9 @@ class Ec2:
         return failing
 
     def end(self, instance_id: str, how: End, reason: str) -> None:
-        """Terminate, stop or reboot an instance now. Its Auto Scaling group is not involved.
+        """Terminate, stop or reboot an instance now, without its Auto Scaling group.
 
-        Args:
-            instance_id: id of an instance that has not ended.
-            how: the action to carry out: terminate, stop or reboot.
-            reason: why AWS ends the instance, for example `spot`; a key of `REASONS`.
-
-        Raises:
-            FaultRefused: the instance does not exist or has ended.
+        `reason` is a key of `REASONS`. Raises FaultRefused if the instance does not exist or has ended.
         """
         instance, life = self.find(instance_id)
         backend, life.plan = instance.ec2_backend, None
@@ -306,10 +250,7 @@ class Ec2:
     # The methods below change the states of instances as time passes.
 
     def advance(self) -> None:
-        """Finish due boots and planned ends, send events of state changes, and remove instances that ended long ago.
-
-        The local AWS calls this repeatedly from its main loop.
-        """
+        """Finish due boots and planned ends, send events of state changes, and remove instances that ended long ago."""
         now = self.monotonic()
         memory = self.faults.conditions.remember_terminated_seconds
         for instance in list(self._all()):
@@ -351,9 +292,9 @@ class Ec2:
         ]
 
     def free_count(self, instance_type: str, wanted: int) -> int:
-        """Return how many of the `wanted` instances of a type can be launched with the free capacity.
+        """Return how many of `wanted` instances fit.
 
-        An ended instance still occupies capacity for `slot_release_seconds`.
+        An ended one still occupies capacity for `slot_release_seconds`.
         """
         limit = self.faults.conditions.capacity.get(instance_type)
         if limit is None:
@@ -370,12 +311,12 @@ class Ec2:
         return max(0, min(wanted, limit - taken))
 
     def zone_of(self, instance_id: str) -> str | None:
-        """Return the Availability Zone of an instance; None if EC2 does not describe the instance."""
+        """Return an instance's zone; None if EC2 does not describe it."""
         return next((str(each.placement.zone) for each in self._all() if each.id == instance_id), None)
 
     @contextmanager
     def as_described(self) -> Iterator[None]:
-        """Make moto's Describe operations return delayed states of all instances during the `with` block."""
+        """Make moto's Describe operations return delayed states during the `with` block."""
         with ExitStack() as restore:
             for backend in self._backends():
                 restore.enter_context(self._visibility.as_described(backend))

@@ -1,8 +1,6 @@
 """Creates environment variables and AWS clients for the local cloud, isolated from the user's AWS settings.
 
-Invariant: no client of the local cloud ever reaches real AWS. Clients receive endpoint, region and keys explicitly, and
-refuse to send a request to another machine. Processes receive a new environment, in which AWS tools ignore the user's
-AWS configuration files.
+Invariant: no client of the local cloud ever reaches real AWS. Clients refuse to send a request to another machine.
 """
 
 from __future__ import annotations
@@ -52,21 +50,13 @@ POISONOUS: Final = (
     "AWS_ENDPOINT_URL_AUTO_SCALING",
     "AWS_ENDPOINT_URL_STS",
 )
-"""Variables that would give an AWS client other keys, TLS settings or endpoints than those of the local cloud."""
+"""Variables that would give an AWS client other keys, TLS settings or endpoints than the local cloud's."""
 
 
 def aws_variables(endpoint_url: str, keys: LocalKeys) -> dict[str, str]:
     """Return the variables that direct any AWS tool to the local cloud only.
 
-    Args:
-        endpoint_url: URL of the local cloud, on a loopback address.
-        keys: an access key that the local cloud accepts.
-
-    Returns:
-        Variables for a process or a shell.
-
-    Raises:
-        LocalEndpointRefused: the endpoint is not on this machine.
+    Raises LocalEndpointRefused if the endpoint is not on this machine.
     """
     if not is_loopback(endpoint_url):
         raise LocalEndpointRefused(f"the local cloud is on this machine only, not at {endpoint_url!r}")
@@ -83,14 +73,9 @@ def aws_variables(endpoint_url: str, keys: LocalKeys) -> dict[str, str]:
 
 
 def process_environment(marker: str) -> dict[str, str]:
-    """Return a new environment for a process of the local cloud.
+    """Return a new environment for a process, without the user's AWS settings and configuration files.
 
-    Args:
-        marker: the state directory. Every process of the local cloud has it in its environment, so that `down` finds
-            the process after a crash.
-
-    Returns:
-        Variables without the user's AWS settings, with the AWS configuration files disabled.
+    `marker` is the state directory, by which `down` finds the process after a crash.
     """
     own_bin = str(Path(sys.executable).parent)
     return {
@@ -108,18 +93,9 @@ def process_environment(marker: str) -> dict[str, str]:
 
 
 def local_client(service: str, endpoint_url: str, keys: LocalKeys) -> Any:
-    """Return a boto3 client of the local cloud that ignores all AWS settings of the user.
+    """Return a boto3 client of the local cloud, which refuses to send a request to another machine.
 
-    Args:
-        service: name of an AWS service, for example `s3`, `ec2` or `autoscaling`.
-        endpoint_url: URL of the local cloud, on a loopback address.
-        keys: an access key that the local cloud accepts.
-
-    Returns:
-        The client. It refuses to send a request to another machine.
-
-    Raises:
-        LocalEndpointRefused: the endpoint is not on this machine.
+    Raises LocalEndpointRefused if the endpoint is not on this machine.
     """
     if not is_loopback(endpoint_url):
         raise LocalEndpointRefused(f"the local cloud is on this machine only, not at {endpoint_url!r}")
@@ -148,20 +124,10 @@ def local_client(service: str, endpoint_url: str, keys: LocalKeys) -> Any:
 
 
 def ask(method: str, url: str, content: bytes, keys: LocalKeys, *, timeout_seconds: float = 10.0) -> httpx.Response:
-    """Send a signed request to a path below `/_everstep/` of a local AWS.
+    """Send a signed request to a path below `/_everstep/` of a local AWS, and return the answer, also an error.
 
-    Args:
-        method: the HTTP method, such as `POST`.
-        url: the full URL, including the query; the signature covers it.
-        content: the body, possibly empty; the signature covers it.
-        keys: the cluster's own access key.
-        timeout_seconds: limit for each of connecting, sending and receiving.
-
-    Returns:
-        The answer, also if its status is an error.
-
-    Raises:
-        httpx.TransportError: the local AWS did not answer.
+    The signature covers `url` with its query and `content`. `timeout_seconds` limits each of connecting, sending and
+    receiving. Raises httpx.TransportError if the local AWS did not answer.
     """
     return httpx.request(
         method,

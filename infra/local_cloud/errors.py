@@ -1,14 +1,4 @@
-"""Defines the errors of the local cloud.
-
-    LocalCloudError
-    ├── PreflightFailed      this machine cannot run a local cloud, or one is already up; nothing was started
-    ├── StartFailed          a part did not start in time, or died; the message names its log
-    ├── NotUp                no local cloud is up in this state directory
-    ├── LocalEndpointRefused the address is not on this machine
-    └── FaultRefused         the fault is impossible here or for this target; nothing was done
-
-The command line prints only the message of such an error, without a traceback.
-"""
+"""Errors of the local cloud. The command line prints only their messages, without a traceback."""
 
 from __future__ import annotations
 
@@ -18,11 +8,11 @@ class LocalCloudError(Exception):
 
 
 class PreflightFailed(LocalCloudError):
-    """This machine cannot run the local cloud, or a local cloud is already up."""
+    """This machine cannot run the local cloud, or one is already up. Nothing was started."""
 
 
 class StartFailed(LocalCloudError):
-    """A part (a long-lived process) of the local cloud did not start."""
+    """A part of the local cloud did not start in time, or died. The message names its log."""
 
 
 class NotUp(LocalCloudError):
@@ -34,4 +24,4 @@ class LocalEndpointRefused(LocalCloudError):
 
 
 class FaultRefused(LocalCloudError):
-    """The fault is impossible in this local cloud or for this target."""
+    """The fault is impossible here or for this target. Nothing was done."""

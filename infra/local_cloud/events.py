@@ -1,9 +1,7 @@
 """Builds AWS's events and delivers them to EventBridge. `faults.Conditions` can delay, duplicate or drop events.
 
-Pure functions build the events. `Announcements` holds each event until its delivery. At the delivery, the targets of
-every matching rule on the default bus of the event's region receive the event. The server of the local AWS holds its
-lock while it calls a method.
-
+The targets of every matching rule on the default bus of the event's region receive it. The server holds its lock during
+each call.
 Source: Amazon EC2 User Guide (events), Amazon EC2 Auto Scaling User Guide (event reference), AWS Health User Guide
 (EventBridge schema).
 """
@@ -44,10 +42,7 @@ HEALTH_WORDS: Final = {
         "The host of the instance is scheduled for a reboot",
     ),
 }
-"""AWS Health's event type and description of a scheduled event, by EC2's code of the event.
-
-EC2 and the metadata service use the same description.
-"""
+"""AWS Health's event type and description by EC2's code. The metadata service uses the same description."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +53,13 @@ class Owner:
     region: str
 
     def instance_arn(self, instance_id: str) -> str:
-        """Return the ARN of an instance in this account and region."""
+        """Return the ARN of an instance."""
         return f"arn:aws:ec2:{self.region}:{self.account}:instance/{instance_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class EventBridgeEvent:
-    """An event of AWS, with the fields that the patterns of rules can match."""
+    """An event of AWS, with the fields that rules can match."""
 
     owner: Owner
     source: str
@@ -84,11 +79,11 @@ class PlannedEvent:
 
     @property
     def description(self) -> str:
-        """The text with which AWS describes this kind of maintenance."""
+        """AWS's text for this kind of maintenance."""
         return HEALTH_WORDS[self.code][1]
 
     def as_metadata(self) -> dict[str, str]:
-        """Return this scheduled event in the format of the metadata service."""
+        """Return this event in the format of the metadata service."""
         return {
             "NotBefore": _metadata_date(self.not_before),
             "Code": self.code,
@@ -100,19 +95,19 @@ class PlannedEvent:
 
 
 def stamp(at: datetime) -> str:
-    """Return a time as text, in the format that AWS uses in events and in the metadata service."""
+    """Return a time as AWS writes it in events and metadata."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def state_change(owner: Owner, instance_id: str, state: str) -> EventBridgeEvent:
-    """Return the event that AWS sends when an instance has entered the state `state`."""
+    """Return the event of an instance that has entered a state."""
     return _ec2(
         owner, "EC2 Instance State-change Notification", instance_id, {"instance-id": instance_id, "state": state}
     )
 
 
 def spot_interruption(owner: Owner, instance_id: str, action: str) -> EventBridgeEvent:
-    """Return the warning that AWS sends two minutes before a Spot interruption (`terminate`, `stop` or `hibernate`)."""
+    """Return the warning two minutes before a Spot interruption (`terminate`, `stop` or `hibernate`)."""
     return _ec2(
         owner,
         "EC2 Spot Instance Interruption Warning",
@@ -122,15 +117,12 @@ def spot_interruption(owner: Owner, instance_id: str, action: str) -> EventBridg
 
 
 def rebalance_recommendation(owner: Owner, instance_id: str) -> EventBridgeEvent:
-    """Return the recommendation to replace an instance that has an increased risk of interruption."""
+    """Return the recommendation to replace an instance with an increased risk of interruption."""
     return _ec2(owner, "EC2 Instance Rebalance Recommendation", instance_id, {"instance-id": instance_id})
 
 
 def block_expiration(owner: Owner, reservation_id: str, ends_at: datetime) -> EventBridgeEvent:
-    """Return the warning that AWS sends 40 minutes before a Capacity Block ends.
-
-    The event contains the id of the reservation, but no instance id.
-    """
+    """Return the warning 40 minutes before a Capacity Block ends, which names the reservation and no instance."""
     return EventBridgeEvent(
         owner,
         "aws.ec2",
@@ -141,10 +133,7 @@ def block_expiration(owner: Owner, reservation_id: str, ends_at: datetime) -> Ev
 
 
 def scheduled_change(owner: Owner, instance_id: str, planned: PlannedEvent) -> EventBridgeEvent:
-    """Return AWS Health's event about a scheduled event of EC2.
-
-    The affected instance is the event's only resource.
-    """
+    """Return AWS Health's event about a scheduled event of EC2. The affected instance is its only resource."""
     type_code, words = HEALTH_WORDS[planned.code]
     now = format_datetime(datetime.now(UTC), usegmt=True)
     return EventBridgeEvent(
@@ -174,7 +163,7 @@ def scheduled_change(owner: Owner, instance_id: str, planned: PlannedEvent) -> E
 
 
 def lifecycle_action(owner: Owner, group_arn: str, detail: Mapping[str, Any], *, is_launch: bool) -> EventBridgeEvent:
-    """Return the event with which Auto Scaling announces that a lifecycle hook holds an instance."""
+    """Return Auto Scaling's event that a lifecycle hook holds an instance."""
     kind = "EC2 Instance-launch Lifecycle Action" if is_launch else "EC2 Instance-terminate Lifecycle Action"
     return EventBridgeEvent(owner, "aws.autoscaling", kind, (group_arn,), detail)
 
@@ -182,10 +171,7 @@ def lifecycle_action(owner: Owner, group_arn: str, detail: Mapping[str, Any], *,
 def scaling_outcome(
     owner: Owner, group_arn: str, instance_id: str, detail: Mapping[str, Any], *, is_launch: bool, is_success: bool
 ) -> EventBridgeEvent:
-    """Return the event of a successful or failed launch or termination.
-
-    `instance_id` is empty if a failed launch created no instance.
-    """
+    """Return the event of a launch or termination. `instance_id` is empty if a failed launch created no instance."""
     kind = f"EC2 Instance {'Launch' if is_launch else 'Terminate'} {'Successful' if is_success else 'Unsuccessful'}"
     resources = (group_arn, owner.instance_arn(instance_id)) if instance_id else (group_arn,)
     return EventBridgeEvent(owner, "aws.autoscaling", kind, resources, detail)
@@ -194,10 +180,7 @@ def scaling_outcome(
 class Announcements:
     """Holds events until they are due, and then delivers them.
 
-    Args:
-        faults: decides the delay, duplication or loss of each event.
-        monotonic: returns the seconds of a monotonic clock.
-        deliver: receives each due event with the body as AWS would send it. None: `to_event_bridge`.
+    `deliver` receives each due event with the body that AWS would send. None: `to_event_bridge`.
     """
 
     def __init__(
@@ -213,9 +196,9 @@ class Announcements:
         self._numbers = itertools.count()
 
     def put(self, event: EventBridgeEvent) -> None:
-        """Schedule the delivery of an event whose cause happens now.
+        """Schedule the delivery of an event that happens now.
 
-        Both copies of a duplicated event have the same id and time.
+        Copies of a duplicated event have the same id and time.
         """
         body = {
             "version": "0",
@@ -232,18 +215,16 @@ class Announcements:
             heapq.heappush(self._waiting, (self._monotonic() + delay, next(self._numbers), event, body))
 
     def advance(self) -> None:
-        """Deliver the due events. The server calls this at least ten times per second (`aws.PASS_SECONDS`)."""
+        """Deliver the due events. The server calls this every `aws.PASS_SECONDS`."""
         while self._waiting and self._waiting[0][0] <= self._monotonic():
             _, _, event, body = heapq.heappop(self._waiting)
             self._deliver(event, dict(body))
 
 
 def to_event_bridge(event: EventBridgeEvent, body: dict[str, Any]) -> None:
-    """Send an event to the SQS targets of all matching rules on the default bus of its region.
-
-    The function does not use PutEvents. In AWS, PutEvents refuses sources that begin with `aws.`, and moto's PutEvents
-    omits the account and adds other fields.
-    """
+    """Send an event to the SQS targets of all matching rules on the default bus of its region."""
+    # PutEvents would not do: AWS refuses sources that begin with `aws.`, and moto omits the account and adds
+    # fields.
     queues = sqs_backends[event.owner.account][event.owner.region]
     for rule in list(
         events_backends[event.owner.account][event.owner.region].describe_event_bus("default").rules.values()

@@ -1,8 +1,7 @@
 """`everstep local fault …`: one command per kind of fault, and commands to list, clear, script and play faults.
 
-The options of a fault's command are generated from the fields of the fault's class in `fault_kinds`. Each command
-prints one line for people on stderr. With `--output json`, it also prints the effect of the fault to stdout, so that a
-program can check the effect.
+The options of a fault's command are generated from its class in `fault_kinds`. Sentences go to stderr. With `--output
+json`, the effect goes to stdout, so that a program can check it.
 """
 
 from __future__ import annotations
@@ -162,8 +161,6 @@ def pause(seconds: float) -> None:
 
 
 def _add(name: str, kind: type[msgspec.Struct]) -> None:
-    """Add the command `everstep local fault NAME` for one kind of fault."""
-
     def command(**given: Any) -> None:
         state_dir, output = given.pop("state_dir"), given.pop("output")
         fields = {field: _decoded(value) for field, value in given.items()}
@@ -202,7 +199,7 @@ def _parameters(kind: type[msgspec.Struct]) -> Iterator[inspect.Parameter]:
 
 
 def _unwrapped(declared: Any) -> tuple[Any, str]:
-    """Return the type with which typer parses a field of a fault, and the help text of the option."""
+    """Return the type with which typer parses a field, and the option's help."""
     help_text = ""
     while get_origin(declared) is Annotated:
         declared, *notes = get_args(declared)
@@ -217,7 +214,7 @@ def _unwrapped(declared: Any) -> tuple[Any, str]:
 
 
 def _decoded(value: Any) -> Any:
-    """Return an option's value as the fault's field expects it. A delay may be a number or a JSON object."""
+    """Return an option's value as the field expects it. A delay may be a number or a JSON object."""
     if not isinstance(value, str):
         return value
     try:

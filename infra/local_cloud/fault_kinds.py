@@ -2,16 +2,9 @@
 
     {"fault": "kill-rank", "target": "i-0123…", "rank": 3}
 
-The module contains data only. The options of the command line are generated from the fields. A target selects one
-instance:
-
-- An instance id.
-- A number n: the n-th running instance in launch order, modulo the number of instances.
-- An empty target: the local cloud chooses an instance at random, from its seed.
-
-The command line and fault scripts also accept a role as target, such as `job 0 node 2` (`roles`). They replace the role
-by an instance id before they inject the fault. Some faults need a rank or a replica on the instance. If the selected
-instance has none and the target is not an id, the fault affects the next instance in launch order that has one.
+A target is an instance id, a number n (the n-th running instance in launch order, modulo their number), or empty for a
+random instance. The command line and scripts also accept a role, such as `job 0 node 2` (`roles`). A fault that needs a
+rank or a replica tries the next instances in launch order, unless the target is an id.
 """
 
 from __future__ import annotations
@@ -260,30 +253,27 @@ AnyFault = Union[  # noqa: UP007
 ]  # fmt: skip
 FAULT: Final = msgspec.json.Decoder(AnyFault)
 FAULT_IN_WORDS: Final = msgspec.json.Decoder(AnyFault, strict=False)
-"""Decoder of faults from the command line. It also accepts numbers that are written as text."""
+"""Decoder for the command line. It also accepts numbers that are written as text."""
 
 
 WARNINGS: Final = frozenset({"spot-warning", "rebalance", "maintenance", "block-end"})
-"""Kinds of faults that announce the end of an instance.
-
-`clear` cancels all of them together, because an instance has only one planned end.
-"""
+"""Kinds that announce the end of an instance. `clear` cancels all together, because an instance has one planned end."""
 LASTING: Final = WARNINGS | {
     "throttle", "rate-limits", "stale-view", "zone-disruption",
     "capacity", "slow-boot", "slots-taken", "bad-events", "suspend-launch",
     "fail-status", "hang", "xid", "unfit", "partition", "slow-network",
 }  # fmt: skip
-"""Kinds of faults whose effect lasts until `clear` ends it."""
+"""Kinds whose effect lasts until `clear` ends it."""
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of an injected fault: a sentence for users, and facts that a test can verify."""
+    """The result of an injected fault."""
 
     fault: str
     target: str
-    """The affected instance or group; empty if the fault affects the whole cloud."""
+    """Instance or group; empty if the fault affects the whole cloud."""
     did: str
-    """One sentence that describes the effect."""
+    """One sentence for users."""
     facts: dict[str, Any] = {}
     """Values with which a test can verify the effect: pids, instance ids, files, times."""
 
@@ -298,5 +288,5 @@ def kinds() -> dict[str, type[msgspec.Struct]]:
 
 
 def name_of(fault: AnyFault) -> str:
-    """Return the name of a fault's kind, as in the command line and in fault scripts."""
+    """Return the name of a fault's kind in commands and scripts."""
     return _kebab(type(fault).__name__)

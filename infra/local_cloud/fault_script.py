@@ -3,9 +3,8 @@
     [{"at_seconds": 12.5, "fault": "kill-rank", "target": "2"},
      {"at_seconds": 20, "fault": "partition", "target": "job 0 node 1", "within_seconds": 10, "lasts_seconds": 5}, …]
 
-A script is generated from a seed. Invariant: the script alone determines the faults, so that equal scripts have the
-same effect on equal clouds. Each target is a number or a role such as `job 0 node 1`. The player (`play`) resolves the
-target to an instance when it injects the fault (`roles`), so a script works on any cloud.
+Equal scripts have the same effect on equal clouds. `play` resolves a target when it injects the fault, so a script
+works on any cloud.
 """
 
 from __future__ import annotations
@@ -24,20 +23,17 @@ from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.fault_kinds import FAULT, LASTING, WARNINGS, AnyFault, Effect, name_of
 
 FIRST_SECONDS: Final = 5.0
-"""Earliest time of a generated fault, in seconds since the start of the play."""
+"""Earliest time of a generated fault."""
 SECONDS_PER_FAULT: Final = 12.0
-"""Average time between two generated faults: about five faults per minute."""
+"""Average between two generated faults."""
 LASTS: Final = (4.0, 20.0)
-"""Shortest and longest time, in seconds, after which a generated script clears a lasting fault."""
+"""Shortest and longest duration of a generated lasting fault, in seconds."""
 NOTICE: Final = (5.0, 30.0)
-"""Shortest and longest time from a warning to the end of the instance, in seconds.
-
-These times are shorter than AWS's, so that they fit into short scripts.
-"""
+"""Shortest and longest notice in seconds, shorter than AWS's to fit into short scripts."""
 
 
 AGAIN_SECONDS: Final = 0.3
-"""Seconds until the player retries a refused fault, if the fault's line in the script allows retries."""
+"""Pause until the next attempt of a refused fault whose line allows retries."""
 
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -45,20 +41,20 @@ _Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 class _Timing(msgspec.Struct, frozen=True, kw_only=True):
     at_seconds: _Seconds
-    """Time of the line in seconds since the start of the play."""
+    """Seconds since the start of the play."""
     within_seconds: _Seconds = 0.0
-    """Seconds during which the player retries a refused fault, for example until the fault's target runs."""
+    """Seconds during which the player retries a refused fault, for example until its target runs."""
     lasts_seconds: _Seconds | None = None
-    """Seconds after which the player clears this kind of fault. None if a later line clears it."""
+    """Seconds after which the player clears this kind of fault. None: a later line clears it."""
 
 
 class Moment(_Timing, frozen=True, kw_only=True):
-    """One line of a fault script: a fault to inject, or faults to clear, with the time."""
+    """One line of a fault script."""
 
     fault: AnyFault | None = None
-    """The fault to inject. None if this line clears faults."""
+    """None if this line clears faults."""
     clears: str = ""
-    """Kind of fault that this line clears. Empty: it clears all lasting faults. Unused if `fault` is set."""
+    """Kind to clear. Empty: all lasting faults. Unused if `fault` is set."""
 
 
 _Maker = Callable[[random.Random, str], AnyFault]
@@ -90,17 +86,10 @@ _CLEAR: Final = msgspec.json.Decoder(_Clear)
 
 
 def generate(*, seed: int, minutes: float, nodes: int, has_namespaces: bool) -> list[Moment]:
-    """Generate a script.
+    """Generate a script, sorted by time. All faults begin within `minutes`. Equal arguments yield equal scripts.
 
-    Args:
-        seed: seed of the random choices. Equal arguments yield equal scripts.
-        minutes: time within which all faults begin.
-        nodes: number of running instances.
-        has_namespaces: whether instances have network namespaces, which the faults `partition` and `slow-network` need.
-
-    Returns:
-        Lines in the order of their times. The last line clears all lasting faults. The numbers of faults of any two
-            kinds differ by one at most.
+    The last line clears all lasting faults. The numbers of faults of any two kinds differ by one at most.
+    `has_namespaces` permits `partition` and `slow-network`.
     """
     chance = random.Random(f"{seed}/{minutes}/{nodes}/{has_namespaces}")
     ends = minutes * 60
@@ -120,22 +109,15 @@ def generate(*, seed: int, minutes: float, nodes: int, has_namespaces: bool) -> 
 
 
 def encode(moments: Sequence[Moment]) -> bytes:
-    """Return a script as JSON, with each line of the script on a separate line of text."""
+    """Return a script as JSON, one line of text per line."""
     lines = [msgspec.json.encode(_flat(moment)).decode() for moment in moments]
     return ("[\n" + ",\n".join(lines) + "\n]\n").encode()
 
 
 def read(path: Path) -> list[Moment]:
-    """Read a script from a file.
+    """Read a script, sorted by time, from a JSON file, or a YAML file if `pyyaml` is installed.
 
-    Args:
-        path: a JSON file, or a YAML file if `pyyaml` is installed.
-
-    Returns:
-        Lines in the order of their times.
-
-    Raises:
-        FaultRefused: the file is not a fault script. The message contains the faulty line.
+    Raises FaultRefused, with the faulty line, if the file is not a fault script.
     """
     try:
         content: Any = _yaml(path) if path.suffix in (".yaml", ".yml") else msgspec.json.decode(path.read_bytes())
@@ -157,16 +139,12 @@ def play(
     wait_until: Callable[[float], float],
     report: Callable[[Moment, Effect | FaultRefused | None], None],
 ) -> None:
-    """Play a script: inject each fault at its time. The player reports and skips faults that the local cloud refuses.
+    """Play a script: inject each fault at its time. Report and skip refused faults.
 
-    Args:
-        moments: lines of the script, in the order of their times.
-        aim: resolves the target of a fault: returns one fault per selected instance.
-        inject: injects a fault and returns its effect; raises FaultRefused if that is impossible.
-        clear: clears the lasting faults of one kind, or all if the name is empty.
-        wait_until: waits until a time in seconds since the start. Returns the current time.
-        report: receives each line with its outcome, once per selected instance. For a line that clears faults, the
-            outcome is None.
+    `aim` returns one fault per instance that a target selects. `inject` raises FaultRefused for an impossible fault.
+    `clear` gets a kind, or an empty name for all. `wait_until` waits until a time in seconds since the start, and
+    returns the current time. `report` receives each line with its outcome, once per selected instance; None for a line
+    that clears faults.
     """
     # The counter keeps lines that are due at the same time in the order of the script.
     order = itertools.count()
@@ -191,17 +169,14 @@ def play(
 
 
 def role_of(moment: Moment) -> roles.FaultRole | None:
-    """Return the role, such as `job 0 node 2`, that is the target of a script's line; None without a role."""
+    """Return the role, such as `job 0 node 2`, in a line's target; None without a role."""
     return roles.parse(getattr(moment.fault, "target", ""))
 
 
 def _struck(
     fault: AnyFault, aim: Callable[[AnyFault], Sequence[AnyFault]], inject: Callable[[AnyFault], Effect]
 ) -> Sequence[Effect | FaultRefused]:
-    """Inject a fault into each selected instance and return the outcomes.
-
-    If the fault is refused on all instances, raise the first refusal.
-    """
+    """Inject a fault into each selected instance. Raise the first refusal if all refuse."""
     outcomes: list[Effect | FaultRefused] = []
     for one in aim(fault):
         try:

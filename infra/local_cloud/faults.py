@@ -1,10 +1,7 @@
-"""Defines conditions: behaviour of AWS that AWS's customers cannot influence, but that tests must control.
+"""Defines conditions: behaviour of AWS that customers cannot influence, but that tests must control.
 
-Tests read and change the conditions of a running local cloud through `/_everstep/config`. A condition holds until the
-next change. In contrast, a fault (`fault_kinds`) is a single event with one target.
-
-All randomness in conditions comes from this module. Each purpose has a separate stream of random numbers, and one seed
-initializes all streams. The number of draws for one purpose therefore does not change the results for another purpose.
+Tests change conditions through `/_everstep/config`. A condition holds until the next change; a fault (`fault_kinds`) is
+a single event. Each purpose has its own stream of random numbers from one seed, so draws for one do not change another.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ class Uniform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
 
 
 class Lognormal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="lognormal"):
-    """A lognormal distribution of delays, such as boot times: most are near the median, a few are much longer."""
+    """A lognormal distribution of delays, such as boot times."""
 
     median_seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)]
     sigma: Annotated[float, msgspec.Meta(ge=0, le=3)] = 0.5
@@ -45,46 +42,37 @@ class Lognormal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 
 
 Delay = Seconds | Uniform | Lognormal
-"""A delay. A plain number is a constant number of seconds."""
+"""A plain number is a constant number of seconds."""
 
 
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The behaviour of the local cloud: its delays, capacity, rate limits and errors.
-
-    A change replaces the whole object and never modifies it.
-    """
+    """The behaviour of the local cloud. A change replaces the whole object."""
 
     boot_delay_seconds: Delay = 0.5
     """Time from `pending` to `running`."""
     capacity: dict[str, Count] = {}
-    """Maximum number of instances by instance type. A missing type has no limit."""
+    """Maximum by instance type. A missing type has no limit."""
     slot_release_seconds: Delay = 0.0
-    """Time for which an ended instance still occupies `capacity`. On the real AWS, this takes minutes."""
+    """Time for which an ended instance still occupies `capacity`; minutes on the real AWS."""
     launch_retry_seconds: Seconds = 1.0
-    """Time until a group retries a failed launch. The real AWS waits for minutes."""
+    """Seconds until a group retries a failed launch; minutes on the real AWS."""
     administrative_suspension_seconds: Seconds | None = None
-    """Time after which AWS suspends a group's process Launch if all launches fail.
-
-    None: AWS never suspends it. On the real AWS, the time is usually 24 hours.
-    """
+    """Seconds until AWS suspends Launch if all launches fail; usually 24 hours on the real AWS. None: never."""
     remember_terminated_seconds: Seconds = 3600.0
-    """Time for which EC2 still describes an instance after its end. About an hour on the real AWS."""
+    """Time for which EC2 describes an ended instance; about an hour on the real AWS."""
     throttle: dict[Service, Share] = {}
-    """Share of calls that a service refuses with its throttling error, by service."""
+    """Share of calls that a service refuses with its throttling error."""
     api_rate_share: Annotated[float, msgspec.Meta(gt=0, le=10)] | None = None
-    """Rate limits of EC2 and Auto Scaling, as a fraction of AWS's own limits (`rates`). None: no limits."""
+    """Rate limits of EC2 and Auto Scaling, as a fraction of AWS's own (`rates`). None: no limits."""
     visibility_seconds: Delay = 0.0
-    """Time from a launch or a state change of an instance until EC2's Describe operations show it."""
+    """Seconds from a launch or a state change until Describe operations show it."""
     describe_omit_share: Share = 0.0
-    """Share of existing instances that each answer of EC2's Describe operations omits."""
+    """Share of existing instances in each answer of Describe operations."""
     disrupted_zones: tuple[str, ...] = ()
-    """Availability Zones with a service disruption.
-
-    Calls of DescribeInstances and DescribeInstanceStatus fail if they contain no instance id, or the id of an instance
-    in such a zone.
+    """Zones in which DescribeInstances and DescribeInstanceStatus fail, without ids or with one of an instance there.
     """
     event_delay_seconds: Delay = 0.0
-    """Time from a change to the delivery of its event. Unequal delays change the order of events."""
+    """Seconds from a change to its event. Unequal delays change the order of events."""
     event_double_share: Share = 0.0
     """Share of events that are delivered twice, with the same id and independent delays."""
     event_drop_share: Share = 0.0
@@ -95,14 +83,10 @@ CONDITIONS = msgspec.json.Decoder(Conditions)
 
 
 class Faults:
-    """The current conditions of a local cloud, such as delays and error rates, and the random decisions that they need.
+    """The current conditions of a local cloud, and the random decisions that they need. Thread-safe.
 
-    Thread-safe.
-
-    Args:
-        conditions: the initial conditions, in force until the first change.
-        seed: seed of all random generators. Equal seeds and equal sequences of calls yield equal results.
-        changed: called after every change, so that the cloud advances instances and groups immediately.
+    Equal seeds and equal sequences of calls yield equal results. `changed` is called after every change, so that the
+    cloud advances at once.
     """
 
     def __init__(self, conditions: Conditions, *, seed: int = 0, changed: Callable[[], None] = lambda: None) -> None:
@@ -114,22 +98,22 @@ class Faults:
 
     @property
     def conditions(self) -> Conditions:
-        """The conditions (adjustable behaviour of AWS) that apply now, as one immutable object."""
+        """The current conditions, one immutable object."""
         with self._lock:
             return self._conditions
 
     def replace(self, conditions: Conditions) -> None:
-        """Replace all conditions (adjustable behaviour of AWS). Boots in progress keep their delay."""
+        """Replace all conditions. Boots in progress keep their delay."""
         with self._lock:
             self._conditions = conditions
         self._changed()
 
     def boot_delay(self) -> float:
-        """Return the duration in seconds of a boot that starts now."""
+        """Return the seconds of a boot that starts now."""
         return self._delay("boot", self.conditions.boot_delay_seconds)
 
     def slot_release_delay(self) -> float:
-        """Return for how many seconds an instance that ends now still occupies capacity of its instance type."""
+        """Return for how many seconds an instance that ends now still occupies capacity."""
         return self._delay("slot", self.conditions.slot_release_seconds)
 
     def is_throttled(self, service: str) -> bool:
@@ -138,18 +122,15 @@ class Faults:
         return self._happens(f"throttle/{service}", share)
 
     def visibility_delay(self) -> float:
-        """Return the time in seconds until Describe operations show a change that happens now."""
+        """Return the seconds until Describe operations show a change that happens now."""
         return self._delay("visibility", self.conditions.visibility_seconds)
 
     def is_omitted(self) -> bool:
-        """Decide at random whether an answer of EC2's Describe operations omits one instance."""
+        """Decide at random whether a Describe answer omits one instance."""
         return self._happens("describe/omit", self.conditions.describe_omit_share)
 
     def event_delays(self) -> list[float]:
-        """Return the delay in seconds of each copy of an event.
-
-        Usually there is one copy. A duplicated event has two copies, a dropped event has none.
-        """
+        """Return the delay in seconds of each copy of an event: usually one, two if duplicated, none if dropped."""
         conditions = self.conditions
         if self._happens("event/drop", conditions.event_drop_share):
             return []
@@ -157,7 +138,7 @@ class Faults:
         return [self._delay("event/delay", conditions.event_delay_seconds) for _ in range(copies)]
 
     def choose(self, purpose: str, among: int) -> int:
-        """Return a random number from 0 to `among` - 1, from the separate stream for this `purpose`."""
+        """Return a random number from 0 to `among` - 1, from the stream for `purpose`."""
         with self._lock:
             return self._stream(purpose).randrange(among)
 

@@ -1,8 +1,7 @@
-"""Decides whether AWS would refuse a call of EC2 or Auto Scaling, before moto (a library that fakes AWS) receives it.
+"""Decides whether AWS would refuse a call of EC2 or Auto Scaling, before moto receives it.
 
-moto accepts calls that AWS refuses. The gate refuses calls with undocumented parameters, calls above the rate limits,
-and Describe calls for instances in a disrupted zone. It records calls with undocumented parameters, so that a test run
-fails because of them. It also answers dry runs of EC2, some of which moto would execute.
+The gate refuses undocumented parameters, calls above the rate limits, and Describe calls for a disrupted zone. It
+records undocumented parameters, so that a test run fails. It also answers dry runs, some of which moto would execute.
 """
 
 from __future__ import annotations
@@ -22,20 +21,16 @@ from infra.local_cloud.rates import Buckets, Rate, family_of
 from infra.local_cloud.service_errors import THROTTLED
 
 SERVICES: Final = frozenset({"autoscaling", "ec2"})
-"""Services whose calls the gate checks."""
 PROTOCOLS: Final = {"autoscaling": "query", "ec2": "ec2"}
 DISRUPTED: Final = frozenset({"DescribeInstances", "DescribeInstanceStatus"})
-"""Operations that fail for a disrupted zone.
-
-AWS documents this for DescribeInstances only. The local cloud assumes it for DescribeInstanceStatus, too.
-"""
+"""Operations that fail for a disrupted zone. AWS documents this for DescribeInstances only."""
 UNAVAILABLE: Final = ("503 Service Unavailable", "Unavailable", "The service is unavailable. Please try again shortly.")
 DRY_RUN: Final = (
     "412 Precondition Failed",
     "DryRunOperation",
     "Request would have succeeded, but DryRun flag is set.",
 )
-"""EC2's answer to a dry run of a call that the caller may make. The keys of the local cloud permit all calls."""
+"""EC2's answer to a permitted dry run. The keys of the local cloud permit all calls."""
 MAX_WRONG_CALLS: Final = 1000
 
 
@@ -45,16 +40,16 @@ class AwsRequest:
 
     service: str
     action: str
-    """Name of the operation; empty if the body names none."""
+    """Empty if the body names no operation."""
     operation: OperationModel | None
-    """botocore's model of the operation; None if the service has no such operation."""
+    """None if the service has no such operation."""
     parameters: Mapping[str, Any]
-    """The call's parameters, by their names in botocore."""
+    """Parameters by their names in botocore."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The error code and message with which the gate refuses a call, in AWS's words."""
+    """An error code and message in AWS's words."""
 
     status: str
     code: str
@@ -62,14 +57,9 @@ class Refusal:
 
 
 def read(service: str, body: bytes) -> AwsRequest:
-    """Return the operation and the parameters of a call.
+    """Return the operation and the parameters of a call of one of `SERVICES`, in AWS's query protocol.
 
-    Args:
-        service: a member of `SERVICES`.
-        body: the call's body, in AWS's query protocol.
-
-    Returns:
-        The request; without parameters if the service has no such operation.
+    Without parameters if the service has no such operation.
     """
     values = dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
     action, model = values.get("Action", ""), get_service_model(service)
@@ -82,13 +72,10 @@ def read(service: str, body: bytes) -> AwsRequest:
 
 @dataclass(eq=False, repr=False)
 class AwsGate:
-    """Refuses calls as AWS does. The server holds its lock while it calls the gate.
+    """Refuses calls as AWS does. The server holds its lock during each call.
 
-    Args:
-        faults: contains the current rate limits and disrupted zones.
-        zone_of: returns the Availability Zone of an instance, or None if EC2 does not describe the instance.
-        monotonic: returns the seconds of a monotonic clock.
-        auto_scaling_rate: rate limit of all calls of Auto Scaling together.
+    `zone_of` returns an instance's zone, or None if EC2 does not describe it. `auto_scaling_rate` limits all calls of
+    Auto Scaling together.
     """
 
     faults: Faults
@@ -103,7 +90,7 @@ class AwsGate:
         """Undocumented calls, one sentence each, oldest first, at most `MAX_WRONG_CALLS`."""
 
     def refusal(self, request: AwsRequest) -> Refusal | None:
-        """Return the error with which the local AWS answers a call, or None if the call may proceed."""
+        """Return the error that answers a call, or None if the call may proceed."""
         if not self._is_within_rate(request):
             return Refusal(*THROTTLED[request.service])
         wrong = violations(request.operation, request.parameters) if request.operation else []
@@ -130,10 +117,7 @@ class AwsGate:
         return self._buckets.take(name, Rate(rate.burst * share, rate.per_second * share), self.monotonic())
 
     def _is_disrupted(self, instance_ids: tuple[str, ...]) -> bool:
-        """Return whether a Describe call fails because of a disrupted zone.
-
-        A call without ids fails, and so does a call with the id of an instance in the zone. Source: Amazon EC2 API
-        Reference, DescribeInstances.
-        """
+        # A call without ids fails, and so does one with an id in the zone. Source: Amazon EC2 API Reference,
+        # DescribeInstances.
         zones = self.faults.conditions.disrupted_zones
         return bool(zones) and (not instance_ids or any(self.zone_of(each) in zones for each in instance_ids))

@@ -1,11 +1,7 @@
-"""`python -P -m infra.local_cloud.guardian_process STATE_DIR RUN`: ends a cluster whose maker (starter) has died.
+"""`python -P -m infra.local_cloud.guardian_process STATE_DIR RUN`: ends a cluster whose maker has died.
 
-The guardian calls `LocalCluster.down`, which ends processes and removes network namespaces. If another
-command has started a new cluster in the same directory, that cluster has another run id. The guardian then leaves the
-new cluster running.
-
-Invariant: the guardian is not part of the cluster. It runs in its own session, and imports only the standard library
-while it waits.
+A newer cluster in the same directory has another run id and keeps running. The guardian is not part of the cluster: it
+runs in its own session, and imports only the standard library while it waits.
 """
 
 from __future__ import annotations
@@ -17,15 +13,12 @@ from pathlib import Path
 from typing import Final
 
 COMMAND_PATIENCE_SECONDS: Final = 60.0
-"""Time to wait for another command that holds the cluster's lock when the cluster's maker (starter) dies."""
+"""Longest wait for another command that holds the cluster's lock when the maker dies."""
 RETRY_DOWN_SECONDS: Final = 0.2
 
 
 def main(arguments: list[str]) -> int:
-    """Wait until the maker (starter) of the cluster ends the cluster or dies. If it dies, end the cluster.
-
-    Return 1 if the cluster could not be ended.
-    """
+    """Wait until the maker ends the cluster or dies, and then end the cluster. Return 1 if that failed."""
     if sys.stdin.buffer.read(1):
         return 0
     from infra.local_cloud.errors import PreflightFailed

@@ -1,8 +1,7 @@
 """Implements all faults, with one method per kind of fault.
 
-Invariant: a fault either takes effect, and the injector returns facts that prove the effect, or the injector refuses
-the fault and changes nothing. The injector records lasting faults until `clear` ends them. It runs in the process of
-the local AWS. While the injector runs, the local AWS holds the lock that protects its instances and groups.
+Invariant: a fault either takes effect, and the injector returns facts that prove it, or is refused and changes nothing.
+The injector runs in the process of the local AWS, which holds its lock meanwhile.
 """
 
 from __future__ import annotations
@@ -39,16 +38,11 @@ MAINTENANCE_ENDS: Final[Mapping[str, End]] = {
     "instance-reboot": "reboot",
     "system-reboot": "reboot",
 }
-"""Action of the local cloud on an instance at the time of a scheduled event, by EC2's code of the event.
-
-Events with other codes do not affect the instance.
-"""
+"""Action of the local cloud on an instance, by EC2's code of the event. Other codes do not affect it."""
 MAINTENANCE_LASTS: Final = timedelta(hours=2)
 BLOCK_END_LEAD: Final = timedelta(minutes=30)
-"""Time from AWS's first termination of instances in a Capacity Block until the end of the block.
-
-AWS's warning contains the end of the block and not the earlier time of the terminations. Source: Amazon EC2 User Guide
-(Capacity Blocks for ML).
+"""Time from the first termination of instances to the end of a Capacity Block, which AWS's warning names. Source:
+Amazon EC2 User Guide (Capacity Blocks for ML).
 """
 THROTTLED: Final = ("autoscaling", "ec2", "events", "sqs")
 NO_NETWORK: Final = (
@@ -57,7 +51,7 @@ NO_NETWORK: Final = (
 )
 HISTORY: Final = 1000
 _Outcome = tuple[str, str, Facts]
-"""The affected instance or group, the sentence and the facts of an `Effect`."""
+"""Affected instance or group, sentence and facts of an `Effect`."""
 CONDITIONS_OF: Final = {
     "throttle": ("throttle",),
     "rate-limits": ("api_rate_share",),
@@ -68,22 +62,15 @@ CONDITIONS_OF: Final = {
     "slots-taken": ("slot_release_seconds",),
     "bad-events": ("event_delay_seconds", "event_double_share", "event_drop_share"),
 }
-"""Fields of `Conditions` that each kind of fault changes. `clear` restores these fields."""
+"""Fields of `Conditions` that each kind changes and `clear` restores."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Injector:
     """Injects faults into the local cloud and clears lasting faults.
 
-    Args:
-        ec2: the engine for instances.
-        auto_scaling: owns the groups, whose instances the faults end.
-        announcements: receives the events that AWS sends because of a fault.
-        faults: the conditions that some faults change, and the source of randomness.
-        runner: runs the processes of instances.
-        network: the network with a namespace per instance. None: instances share this machine's loopback.
-        aws_addresses: addresses of the local AWS, from which a fault can cut an instance off.
-        control_plane_addresses: addresses of the control-plane servers and of their load balancer.
+    `network` None: instances share this machine's loopback. A fault can cut an instance off from `aws_addresses`.
+    `control_plane_addresses` includes the load balancer's.
     """
 
     ec2: Ec2
@@ -95,24 +82,17 @@ class Injector:
     aws_addresses: tuple[str, ...]
     control_plane_addresses: tuple[str, ...]
     history: list[Effect] = field(default_factory=list, init=False)
-    """Effects of injected faults, oldest first, at most `HISTORY`."""
+    """Effects, oldest first, at most `HISTORY`."""
     # `clear` reads the following records of the lasting faults in effect, and ends these faults.
     _stopped: list[Process] = field(default_factory=list, init=False)
     _sick_gpus: dict[str, dict[int, Gpu]] = field(default_factory=dict, init=False)
     _suspended: set[str] = field(default_factory=set, init=False)
-    """ARNs of the groups whose process Launch a fault suspended."""
+    """ARNs of the groups whose Launch a fault suspended."""
 
     def inject(self, fault: AnyFault) -> Effect:
         """Inject a fault.
 
-        Args:
-            fault: the fault with its target.
-
-        Returns:
-            The effect of the fault.
-
-        Raises:
-            FaultRefused: the fault is impossible in this cloud or for this target. The injector has changed nothing.
+        Raises FaultRefused, without any change, if it is impossible in this cloud or for this target.
         """
         target, did, facts = getattr(self, f"_{name_of(fault).replace('-', '_')}")(fault)
         effect = Effect(fault=name_of(fault), target=target, did=did, facts=facts)
@@ -122,19 +102,10 @@ class Injector:
         return effect
 
     def clear(self, name: str = "", target: str = "") -> list[str]:
-        """Clear the lasting faults of one kind, or all lasting faults.
+        """Clear the lasting faults of one kind (empty: all) for one target (empty: all).
 
-        Processes and instances that a fault has ended stay ended.
-
-        Args:
-            name: kind of fault. Empty: all kinds.
-            target: instance whose link is repaired. Empty: all affected instances.
-
-        Returns:
-            One sentence per cleared effect.
-
-        Raises:
-            FaultRefused: the fault is unknown, is not a lasting fault, or cannot be cleared for a single target.
+        Return one sentence per effect. Ended processes and instances stay ended. Raises FaultRefused if the fault is
+        unknown, is not a lasting fault, or cannot be cleared for a single target.
         """
         if target:
             if name not in ("partition", "slow-network"):
@@ -427,14 +398,11 @@ class Injector:
         return self.ec2.find(self._running(target))
 
     def _running(self, target: str) -> str:
-        """Return the running instance that a target selects: by id, by number, or at random if the target is empty."""
+        """Return the running instance that a target selects: by id, by number, or at random if empty."""
         return self._running_from(target)[0]
 
     def _running_from(self, target: str) -> list[str]:
-        """Return the running instances on which the injector tries a fault, in order.
-
-        The target selects the first instance. If the target is not an instance id, all other running instances follow.
-        """
+        """Return the instances on which to try a fault: the selected one, then others, unless the target is an id."""
         pids = self.runner.pids()
         running = [instance_id for instance_id in self.ec2.in_order_of_launch() if instance_id in pids]
         if target in running:
@@ -447,10 +415,7 @@ class Injector:
         return running[first:] + running[:first]
 
     def _where_it_can(self, target: str, work: Callable[[str, int], Facts]) -> tuple[str, Facts]:
-        """Call `work`, which injects a fault, for the selected instance. Return the instance and the result of `work`.
-
-        If `work` raises FaultRefused and the target is not an instance id, try the next running instance.
-        """
+        """Call `work` for the selected instance, and after a refusal for the next one, unless the target is an id."""
         refused = None
         for instance_id in self._running_from(target):
             try:

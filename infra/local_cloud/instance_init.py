@@ -2,15 +2,10 @@
 
     python -P -m infra.local_cloud.instance_init PARENT_PID INSTANCE_ID SCRIPT [NETWORK_NAMESPACE]
 
-- The process is a subreaper: the kernel makes orphaned descendants its children, so it also finds daemons.
-- The kernel sends it SIGTERM when the local cloud dies.
-- On SIGTERM, it kills all descendants, removes the folder for sockets and the cgroups of its ranks, and exits.
-- It keeps running after the user data has ended, as a real machine does.
-- With a network namespace, the whole instance runs inside it.
-- Where the kernel allows it, the instance has shared memory of its own (`infra.local_cloud.own_memory`).
-
-The process uses the standard library only. It has one thread and no signal handlers. It blocks its signals and waits
-for them.
+It is a subreaper, so it also finds daemons. On SIGTERM, which the kernel sends when the local cloud dies, it kills all
+descendants, removes the folder for sockets and the cgroups of ranks, and exits. It keeps running after the user data
+has ended, as a machine does. It uses the standard library only, has one thread, and blocks its signals and waits for
+them.
 """
 
 from __future__ import annotations
@@ -31,16 +26,15 @@ AWAITED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 
 
 def memory_directory(instance_id: str) -> Path:
-    """Return the folder for the sockets of an instance of this user."""
+    """Return the folder for an instance's sockets, one per user."""
     return Path(f"/dev/shm/everstep-{os.getuid()}-{instance_id}")
 
 
 def remove_memory(instance_id: str, outer: int | None = None) -> None:
-    """Remove an instance's folder for sockets. The memory of its slots has ended with its processes.
+    """Remove an instance's folder for sockets.
 
-    Args:
-        instance_id: in the name of the folder.
-        outer: result of `make_own_memory` in the instance, where the folder itself is a mount that cannot be removed.
+    `outer` is the result of `make_own_memory` in the instance, where the folder itself is a mount that cannot be
+    removed.
     """
     folder = memory_directory(instance_id)
     remove_tree(folder)
@@ -50,15 +44,13 @@ def remove_memory(instance_id: str, outer: int | None = None) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder that an instance's programs have filled, as far as possible.
-
-    `rm` has no limit of depth. `shutil.rmtree` recurses, and ends with an exception in a deeply nested folder.
-    """
+    """Remove a folder that an instance's programs have filled, as far as possible."""
+    # `shutil.rmtree` recurses, and raises in a deeply nested folder. `rm` has no limit of depth.
     subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
 def remove_cgroups(instance_id: str) -> None:
-    """Remove the cgroups that an instance's agent created for its ranks, whose processes have ended."""
+    """Remove the cgroups of an instance's ended ranks."""
     own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
     for root, controllers in (
         ("/sys/fs/cgroup", ""),
@@ -74,11 +66,7 @@ def remove_cgroups(instance_id: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the instance until this process receives SIGTERM.
-
-    `arguments` are the arguments of the command line. Raises OSError if the kernel refuses to set how this process
-    treats orphans and the end of its parent.
-    """
+    """Run the instance until SIGTERM. Raises OSError if the kernel refuses to make this process a subreaper."""
     parent_pid, instance_id, script = int(arguments[0]), arguments[1], arguments[2]
     for namespace in arguments[3:]:
         enter(Path(namespace))
@@ -103,10 +91,7 @@ def main(arguments: list[str]) -> int:
 
 
 def exit_file(script: Path) -> Path:
-    """Return the path of the file with the exit code of an instance's user data.
-
-    The file exists only if the user data ended before the instance.
-    """
+    """Return the file with the exit code of the user data. It exists only if these ended before the instance."""
     return script.with_name("user-data.exit")
 
 

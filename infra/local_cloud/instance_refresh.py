@@ -1,7 +1,4 @@
-"""Emulates instance refreshes of Auto Scaling: the replacement of all members of a group, one after the other.
-
-AWS can launch the replacement before it ends a member. This emulation always ends the member first.
-"""
+"""Emulates instance refreshes of Auto Scaling. It always ends a member before it launches the replacement."""
 
 from __future__ import annotations
 
@@ -16,14 +13,14 @@ from infra.local_cloud.auto_scaling import AutoScaling
 
 
 class RefreshInProgress(AutoscalingClientError):  # type: ignore[misc]
-    """AWS's error for the start of a refresh while another refresh of the Auto Scaling group is in progress."""
+    """AWS's error for a refresh while another one of the group is in progress."""
 
     code = "InstanceRefreshInProgress"
 
 
 @dataclass(slots=True)
 class _Refresh:
-    """One instance refresh, with the ids of the Auto Scaling group's members that it must still replace."""
+    """One refresh, with the ids of members that it must still replace."""
 
     remaining: list[str]
     count: int
@@ -35,26 +32,16 @@ class _Refresh:
 
 
 class InstanceRefreshes:
-    """Stores the newest instance refresh of each Auto Scaling group.
-
-    The caller holds the server's lock during each call.
-    """
+    """The newest instance refresh of each group. The caller holds the server's lock."""
 
     def __init__(self, engine: AutoScaling) -> None:
         self._engine = engine
         self._refreshes: dict[str, _Refresh] = {}
 
     def start(self, group: FakeAutoScalingGroup) -> str:
-        """Begin to replace all current members of an Auto Scaling group.
+        """Begin to replace all current members of a group, and return the refresh's id.
 
-        Args:
-            group: a group without a refresh in progress; its later members are not replaced.
-
-        Returns:
-            Id of the refresh.
-
-        Raises:
-            RefreshInProgress: an earlier refresh of the group has not ended.
+        Raises RefreshInProgress if an earlier refresh of the group has not ended.
         """
         earlier = self._refreshes.get(group.arn)
         if earlier is not None and earlier.remaining:
@@ -64,7 +51,7 @@ class InstanceRefreshes:
         return self._refreshes[group.arn].id
 
     def describe(self, group: FakeAutoScalingGroup) -> list[dict[str, Any]]:
-        """Return the newest refresh of an Auto Scaling group as DescribeInstanceRefreshes does, or nothing."""
+        """Return a group's newest refresh as DescribeInstanceRefreshes does, or nothing."""
         found = self._refreshes.get(group.arn)
         if found is None:
             return []
@@ -80,9 +67,9 @@ class InstanceRefreshes:
         ]
 
     def reconcile(self) -> None:
-        """Terminate the next instance to replace in each Auto Scaling group whose instances are all InService.
+        """Terminate the next member in each group whose members are all InService.
 
-        The server of the local AWS calls this method in each of its regular passes over instances and groups.
+        The server calls this in each pass.
         """
         for group in self._engine.groups():
             refresh = self._refreshes.get(group.arn)

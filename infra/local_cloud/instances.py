@@ -1,8 +1,7 @@
 """Runs each instance as a process tree, which executes the user data while EC2 reports the instance as `running`.
 
-Invariant: the process trees are those of the instances in the last call of `reconcile`. One thread must make all calls
-and live as long as the runner: an instance dies with the thread that started it, because PR_SET_PDEATHSIG refers to
-threads.
+One thread must make all calls and live as long as the runner, because PR_SET_PDEATHSIG refers to threads: an instance
+dies with the thread that started it.
 """
 
 from __future__ import annotations
@@ -33,21 +32,17 @@ class RunningInstance:
 
     instance_id: str
     boot: int
-    """Number of the instance's boot. If the number changes, the runner restarts the instance's processes."""
+    """If the number changes, the runner restarts the instance's processes."""
     address: str
     user_data: bytes
 
 
 @dataclass(eq=False, repr=False)
 class InstanceRunner:
-    """Starts and ends process trees, so that exactly the processes of the wanted instances run.
+    """Starts and ends process trees, so that exactly the wanted instances run.
 
-    Args:
-        nodes_directory: parent of the directories of the instances. A directory and its logs remain after the end of
-            the instance.
-        environment: common environment variables of all instances.
-        metadata: serves the metadata of each instance. None: instances have no metadata.
-        network: network with a namespace per instance. None: instances share this machine's loopback.
+    `nodes_directory` has a directory per instance, which remains after the instance with its logs. `metadata` None:
+    instances have no metadata. `network` None: they share this machine's loopback.
     """
 
     nodes_directory: Path
@@ -61,12 +56,9 @@ class InstanceRunner:
         self._running: dict[str, tuple[RunningInstance, subprocess.Popen[bytes]]] = {}
 
     def reconcile(self, wanted: Iterable[RunningInstance]) -> None:
-        """Start the processes of missing instances, and end all instances that are not in `wanted`.
+        """Start missing instances, and end all that are not in `wanted`. The owning thread calls this in each pass.
 
-        The thread that owns the runner calls this method at least ten times per second (`aws.PASS_SECONDS`).
-
-        The runner does not restart an instance whose init process has died, because EC2 does not restart a crashed
-        machine either.
+        An instance whose init process has died stays ended, because EC2 does not restart a crashed machine either.
         """
         by_id = {instance.instance_id: instance for instance in wanted}
         for instance_id, (instance, _) in list(self._running.items()):
@@ -77,15 +69,15 @@ class InstanceRunner:
                 self._start(instance)
 
     def pids(self) -> dict[str, int]:
-        """Return the pid of each running instance's init process."""
+        """Return the pid of each instance's init process."""
         return {instance_id: process.pid for instance_id, (_, process) in self._running.copy().items()}
 
     def directory(self, instance_id: str) -> Path:
-        """Return the directory with an instance's files."""
+        """Return an instance's directory."""
         return self.nodes_directory / instance_id
 
     def end_all(self) -> None:
-        """End the processes of every instance."""
+        """End every instance's processes."""
         self.reconcile(())
 
     def _start(self, instance: RunningInstance) -> None:
@@ -132,12 +124,9 @@ class InstanceRunner:
         log.info("%s runs at %s", instance.instance_id, instance.address)
 
     def _end(self, instance_id: str) -> None:
-        """End an instance abruptly, as a power failure would.
-
-        First, the method sends SIGTERM to init (the instance's process 1). From then on, init stores no exit code of
-        the boot script (user data). Then the method kills all descendants of init, so that no process has time for an
-        orderly shutdown.
-        """
+        """End an instance abruptly, as a power failure would."""
+        # After SIGTERM, init stores no exit code of the user data. Killing all descendants prevents an
+        # orderly shutdown.
         _, process = self._running.pop(instance_id)
         process.send_signal(signal.SIGTERM)
         count = kill_descendants(process.pid)

@@ -1,11 +1,6 @@
-"""Emulates EC2's instance metadata service, version 2, at one address per instance.
+"""Emulates EC2's instance metadata service, version 2, at one address per instance. Source: EC2 User Guide (IMDSv2).
 
-    PUT /latest/api/token                          with X-aws-ec2-metadata-token-ttl-seconds: a token
-    GET /latest/meta-data/spot/instance-action     with X-aws-ec2-metadata-token: 200; 404 without a value; 401 without
-                                                   a valid token
-
-Invariant: the service answers as AWS documents. It stores no metadata, but requests it from the callback `facts` for
-every request. Source: EC2 User Guide (IMDSv2).
+The service stores no metadata, but requests it from the callback `facts` for every request.
 """
 
 from __future__ import annotations
@@ -25,16 +20,13 @@ TOKEN_PATH: Final = "/latest/api/token"
 LONGEST_TTL_SECONDS: Final = 21_600
 REQUEST_SECONDS: Final = 5.0
 MAX_TOKENS: Final = 1000
-"""Maximum number of tokens per instance. The oldest tokens are dropped first."""
+"""Limit per instance. The oldest tokens are dropped first."""
 
 
 class MetadataService:
-    """Serves the metadata endpoints of all instances, with one listening socket per instance.
+    """Serves the metadata of all instances, with one listening socket per instance.
 
-    Args:
-        facts: returns an instance's metadata, keyed by the path below `/latest/meta-data/`. Called for every request,
-            from many threads.
-        monotonic: returns the seconds of a monotonic clock.
+    `facts` returns an instance's metadata by path below `/latest/meta-data/`, and is called from many threads.
     """
 
     def __init__(
@@ -45,7 +37,7 @@ class MetadataService:
         self._endpoints: dict[str, socket.socket] = {}
 
     def open(self, instance_id: str, listening: socket.socket) -> str:
-        """Serve an instance's metadata on a listening socket until `close`. Return the URL."""
+        """Serve an instance's metadata on a listening socket until `close`, and return the URL."""
         self.close(instance_id)
         self._endpoints[instance_id] = listening
         tokens: dict[str, float] = {}
@@ -90,12 +82,12 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = REQUEST_SECONDS
     known: dict[str, float]
-    """Issued tokens of the instance, each with its expiry in monotonic seconds."""
+    """Issued tokens with their expiry in monotonic seconds."""
     facts: Callable[[], Mapping[str, str]]
     monotonic: Callable[[], float]
 
     def parse_request(self) -> bool:
-        """Parse a request. Refuse requests from web pages. Also refuse requests with X-Forwarded-For, as AWS does."""
+        """Parse a request. Refuse requests from web pages and, as AWS does, with X-Forwarded-For."""
         if not super().parse_request():
             return False
         host, port = self.connection.getsockname()[:2]
@@ -141,13 +133,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def log_message(self, *_: Any) -> None:
-        """Log no requests, because agents send some every few seconds."""
+        """Log nothing, because agents send requests every few seconds."""
 
 
 def _child(name: str, path: str) -> str:
-    """Return the entry for `name` in a listing of `path`.
-
-    The entry is one path segment. It ends with a slash if the segment has children.
-    """
+    """Return `name` in a listing of `path`, with a slash if it has children."""
     first, slash, _ = name.removeprefix(f"{path}/" if path else "").partition("/")
     return first + slash

@@ -1,8 +1,7 @@
-"""Connects moto 5.2.5, a library that fakes AWS, with the engine. Only this module replaces functions of moto.
+"""Connects moto 5.2.5 with the engine (`auto_scaling` and `ec2`). Only this module replaces functions of moto.
 
-The engine (`auto_scaling` and `ec2`) emulates the behaviour that moto lacks. moto answers all calls that the engine
-does not implement. This module uses private names of moto. The version of moto is therefore pinned, and the contract
-tests check the resulting service.
+moto answers all calls that the engine does not implement. This module uses private names of moto, so its version is
+pinned, and the contract tests check the resulting service.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from infra.local_cloud.synchronous_launches import LaunchRequest, SynchronousLau
 
 MAX_ACTIVITIES_PER_PAGE = 100
 NEW_SETTINGS = ("DeletionProtection", "InstanceLifecyclePolicy")
-"""Settings of a group that moto does not store, and that CreateAutoScalingGroup and UpdateAutoScalingGroup accept."""
+"""Settings of a group that moto does not store, although the API accepts them."""
 NAMED_GROUP_ACTIONS = (
     "attach_instances",
     "delete_lifecycle_hook",
@@ -51,17 +50,11 @@ NAMED_GROUP_ACTIONS = (
     "put_scaling_policy",
     "put_warm_pool",
 )
-"""Actions of Auto Scaling that fail inside moto if the group does not exist.
-
-For these actions, this module first checks whether the group exists, and otherwise answers with AWS's error.
-"""
+"""Actions that fail inside moto for a missing group. This module answers them with AWS's error."""
 
 
 def install(ec2: Ec2, auto_scaling: AutoScaling, refreshes: InstanceRefreshes, launches: SynchronousLaunches) -> None:
-    """Make moto call the engine (the arguments) for EC2 instances and Auto Scaling groups, until this process ends.
-
-    The caller must call this function once, before the first request.
-    """
+    """Make moto call the engine until this process ends. Must be called once, before the first request."""
     repair()
     _install_instances(ec2)
     _install_launch_templates()
@@ -73,14 +66,7 @@ def install(ec2: Ec2, auto_scaling: AutoScaling, refreshes: InstanceRefreshes, l
 
 
 def session_key(access_key_id: str) -> IssuedKey | None:
-    """Return the key of an assumed role that moto's STS issued. Called under the server's lock.
-
-    Args:
-        access_key_id: the id in a request's signature.
-
-    Returns:
-        The session's secret, token and expiration; None if STS issued no such key.
-    """
+    """Return the key of an assumed role that moto's STS issued, or None. Called under the server's lock."""
     for partitions in sts_backends.values():
         for backend in partitions.values():
             role = backend.get_assumed_role_from_access_key(access_key_id)
@@ -344,10 +330,7 @@ def _install_groups(engine: AutoScaling) -> None:
 
 def _install_members(engine: AutoScaling) -> None:
     def notify_terminate_instances(self: AutoScalingBackend, instance_ids: list[str]) -> None:
-        """Do nothing, in place of moto's immediate removal of the member.
-
-        An instance that a caller terminates directly stays a member of its group until a health check removes it.
-        """
+        """Do nothing. A terminated instance stays a member of its group until a health check removes it."""
 
     def terminate_instance(self: AutoScalingBackend, instance_id: str, should_decrement: bool) -> Any:
         group, member = find_member(self, instance_id)
@@ -418,11 +401,9 @@ def _install_launches(launches: SynchronousLaunches) -> None:
 
 
 def _lock_operated_groups() -> None:
-    """Refuse each change of a group that has an Operator: only this service principal may change the group.
+    """Refuse changes of a group with an Operator by anybody but this service principal."""
 
-    Source: https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_CreateAutoScalingGroup.html.
-    """
-
+    # Source: https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_CreateAutoScalingGroup.html.
     def locked(action: Callable[[AutoScalingResponse], Any]) -> Callable[[AutoScalingResponse], Any]:
         @wraps(action)
         def checked(self: AutoScalingResponse) -> Any:
@@ -444,7 +425,7 @@ def _lock_operated_groups() -> None:
 
 
 def _group(action: AutoScalingResponse) -> FakeAutoScalingGroup:
-    """Return the group that a call names, or raise AWS's error if it does not exist."""
+    """Return the group that a call names, or raise AWS's error."""
     return find_group(action.autoscaling_backend, action._get_param("AutoScalingGroupName"))
 
 

@@ -1,8 +1,4 @@
-"""Corrects the answers of moto (a library that fakes AWS) where AWS's answers differ.
-
-Each private function corrects one difference. Without most of the corrections, `terraform plan` would show changes
-directly after `terraform apply`.
-"""
+"""Corrects answers of moto where AWS's differ. Otherwise, `terraform plan` would show changes after an apply."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from moto.servicequotas.models import ServiceQuotasBackend
 from moto.sqs.models import Queue
 
 VCPU_QUOTA: Final = 3840.0
-"""Number of vCPUs that each quota of EC2 permits: enough for twenty p5.48xlarge instances. The value is invented."""
+"""Value of each quota of EC2: enough for twenty p5.48xlarge instances. The value is invented."""
 VCPU_QUOTAS: Final = {
     "L-1216C47A": "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances",
     "L-1945791B": "Running On-Demand Inf instances",
@@ -31,11 +27,11 @@ VCPU_QUOTAS: Final = {
     "L-417A185B": "Running On-Demand P instances",
     "L-DB2E81BA": "Running On-Demand G and VT instances",
 }
-"""EC2's quotas of running instances, with their names in Service Quotas. Source: Amazon EC2 User Guide."""
+"""EC2's quotas of running instances by code. Source: Amazon EC2 User Guide."""
 
 
 def repair() -> None:
-    """Replace methods of moto by corrected methods until this process ends. Must be called once."""
+    """Replace methods of moto until this process ends. Must be called once."""
     _describe_rules_between_groups()
     _keep_tags_of_templates_apart()
     _tag_volumes_and_network_interfaces()
@@ -50,7 +46,7 @@ def repair() -> None:
 
 
 def _describe_rules_between_groups() -> None:
-    """Make moto return the description of a security group's rule also if its source is another security group."""
+    """Return descriptions also of rules whose source is another security group."""
 
     def description(rule: SecurityGroupRule) -> str | None:
         found: str | None = rule.ip_range.get("Description") or rule.source_group.get("Description")
@@ -60,7 +56,7 @@ def _describe_rules_between_groups() -> None:
 
 
 def _keep_tags_of_templates_apart() -> None:
-    """Make moto store the tags of a launch template in the template, but not in the data of its first version."""
+    """Store a launch template's tags in the template, not in its first version."""
     create = EC2Backend.create_launch_template
 
     def create_launch_template(
@@ -73,7 +69,7 @@ def _keep_tags_of_templates_apart() -> None:
 
 
 def _tag_volumes_and_network_interfaces() -> None:
-    """Make moto give volumes and network interfaces of a new instance the tags in its launch template."""
+    """Tag volumes and network interfaces of a new instance as its launch template says."""
     run = EC2Backend.run_instances
 
     def run_instances(self: EC2Backend, *args: Any, **kwargs: Any) -> Any:
@@ -92,7 +88,7 @@ def _tag_volumes_and_network_interfaces() -> None:
 
 
 def _write_policies_compactly() -> None:
-    """Make moto write the redrive policy of a queue without spaces, as SQS does."""
+    # SQS writes the redrive policy without spaces.
     attributes = Queue.attributes.fget
 
     def compact(queue: Queue) -> dict[str, Any]:
@@ -105,10 +101,7 @@ def _write_policies_compactly() -> None:
 
 
 def _name_the_source_of_database_parameters() -> None:
-    """Make moto return the source `user` for each changed database parameter.
-
-    Terraform ignores parameters with other sources.
-    """
+    # Terraform ignores changed database parameters whose source is not `user`.
     update = DBParameterGroup.update_parameters
 
     def update_parameters(self: DBParameterGroup, new_parameters: Iterable[dict[str, Any]]) -> None:
@@ -118,15 +111,12 @@ def _name_the_source_of_database_parameters() -> None:
 
 
 def _delete_markers_with_their_bucket() -> None:
-    """Give moto's delete markers the method `dispose`, which moto calls when it deletes a key with its versions."""
+    # moto calls `dispose` when it deletes a key with its versions, and its delete markers lack it.
     FakeDeleteMarker.dispose = lambda _: None
 
 
 def _hide_digests_of_objects_that_kms_encrypts() -> None:
-    """Make the ETag of an object that KMS encrypts differ from the MD5 of its content.
-
-    Source: Amazon S3 API Reference, Object, ETag.
-    """
+    # The ETag of an object that KMS encrypts is no MD5. Source: Amazon S3 API Reference, Object, ETag.
     digest = FakeKey.etag.fget
 
     def etag(key: FakeKey) -> str:
@@ -138,8 +128,7 @@ def _hide_digests_of_objects_that_kms_encrypts() -> None:
 
 
 def _permit_all_simulated_actions() -> None:
-    """Make IAM answer SimulatePrincipalPolicy: the keys of the local cloud permit all actions."""
-
+    # moto lacks SimulatePrincipalPolicy. The keys of the local cloud permit all actions.
     def simulate_principal_policy(self: IamResponse) -> ActionResult:
         results = [
             {"EvalActionName": action, "EvalResourceName": "*", "EvalDecision": "allowed"}
@@ -151,7 +140,7 @@ def _permit_all_simulated_actions() -> None:
 
 
 def _add_quotas_of_ec2() -> None:
-    """Make Service Quotas return EC2's quotas of running instances. moto has quotas of VPCs only."""
+    # moto has quotas of VPCs only.
     get = ServiceQuotasBackend.get_service_quota
 
     def get_service_quota(self: ServiceQuotasBackend, service_code: str, quota_code: str) -> dict[str, Any]:

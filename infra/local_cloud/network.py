@@ -4,13 +4,9 @@
     (AWS and control plane  ├─ port ══ eth0 in the namespace of another instance
      each with an address)  └─ …
 
-All addresses stay in 127.0.0.0/8, so that the checks for loopback addresses keep working. The bridge and the namespaces
-route these addresses (`route_localnet`). Inside an instance, 127.0.0.0/16 is the instance's own loopback. An instance
-can reach the ports of AWS and of the control plane, and the other instances. It has no route to other addresses or
-services of this machine.
-
-Invariant: all devices and namespaces have the network's name as prefix, so `remove` finds them after a crash. The
-kernel itself drops the packets of a cut link and counts them.
+All addresses stay in 127.0.0.0/8, so that checks for loopback keep working. Bridge and namespaces route them
+(`route_localnet`), except 127.0.0.0/16, an instance's own loopback. An instance reaches only AWS, the control plane and
+other instances. Device names begin with the network's name, so `remove` finds them after a crash.
 """
 
 from __future__ import annotations
@@ -35,15 +31,12 @@ from infra.local_cloud.errors import FaultRefused, StartFailed
 NAMESPACES: Final = Path("/run/netns")
 CLONE_NEWNET: Final = 0x40000000
 UNLIMITED: Final = "32gbit"
-"""Rate of a link without a limit. A rate is necessary because every HTB class needs one."""
+"""Rate of an unlimited link, because every HTB class needs one."""
 T = TypeVar("T")
 
 
 def network_name(state_dir: Path) -> str:
-    """Return the name prefix of all devices and namespaces of a state directory's network.
-
-    The name depends only on the directory, so that `remove` works after a crash.
-    """
+    """Return the name prefix of a network's devices and namespaces. It depends only on the directory."""
     return f"ev{sha256(os.fsencode(state_dir)).hexdigest()[:6]}"
 
 
@@ -53,7 +46,7 @@ def namespace_path(network: str, instance_id: str) -> Path:
 
 
 def obstacle() -> str | None:
-    """Return why this machine cannot run the local cloud's network of namespaces and bridges; None if it can."""
+    """Return why this machine cannot run such a network; None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for program in ("ip", "tc"):
@@ -72,10 +65,7 @@ def obstacle() -> str | None:
 
 
 def remove(name: str) -> int:
-    """Remove all devices and namespaces of a network, and return the number of namespaces.
-
-    The function also removes the devices and namespaces that a crashed local cloud has left. Idempotent.
-    """
+    """Remove a network, also after a crash, and return the number of its namespaces. Idempotent."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return 0  # Without root or `ip`, this user cannot have created a network.
     links = json.loads(_run("ip", "-json", "link", "show"))
@@ -89,7 +79,7 @@ def remove(name: str) -> int:
 
 
 def enter(namespace: Path) -> None:
-    """Move the calling thread into a network namespace. The thread stays in it until the thread ends.
+    """Move the calling thread into a network namespace until the thread ends.
 
     Raises OSError if the namespace does not exist or the caller may not enter it.
     """
@@ -118,17 +108,12 @@ class NodeLink:
     port: str
     address: str
     cut_from: set[str] | None = field(default_factory=set)
-    """Addresses from which a fault cuts the instance off, in both directions. None: all addresses."""
+    """Addresses from which a fault cuts the instance off, in both directions. None: all."""
     bits_per_second: int | None = None
 
 
 class Network:
-    """The bridge of a local cloud with the links of all instances. The owner calls `remove` at the end. Thread-safe.
-
-    Args:
-        name: the result of `network_name`.
-        services: addresses of AWS and of the control plane on this machine.
-    """
+    """The bridge of a local cloud with the links of all instances. The owner calls `remove` at the end. Thread-safe."""
 
     def __init__(self, name: str, *, services: Collection[str]) -> None:
         self.name = name
@@ -161,7 +146,7 @@ class Network:
         _ip("", [f"link set {self.name} up"])
 
     def allow(self, address: str, port: int) -> None:
-        """Allow instances to reach a service's port. Must be called before the first instance is attached."""
+        """Allow instances to reach a service's port. Must be called before the first `attach`."""
         self._allowed[address] = port
 
     def namespace(self, instance_id: str) -> Path:
@@ -170,17 +155,9 @@ class Network:
 
     @_locked
     def attach(self, instance_id: str, address: str) -> Path:
-        """Create an instance's namespace and its link to the bridge.
+        """Create an instance's namespace and its link, in place of an earlier link. Return the namespace's path.
 
-        Args:
-            instance_id: instance that gets the link; an earlier link is removed first.
-            address: the instance's address, unique in this network.
-
-        Returns:
-            The path of the namespace.
-
-        Raises:
-            StartFailed: the kernel refused to create the namespace or the link.
+        Raises StartFailed if the kernel refused to create the namespace or the link.
         """
         self.detach(instance_id)
         self._made += 1
@@ -234,17 +211,9 @@ class Network:
 
     @_locked
     def cut(self, instance_id: str, addresses: Iterable[str] | None) -> None:
-        """Drop all packets between an instance and some addresses, in both directions.
+        """Drop packets between an instance and some addresses (None: all; empty: repair), in place of earlier ones.
 
-        Connections stay open, but no packets arrive.
-
-        Args:
-            instance_id: instance whose link is cut or repaired.
-            addresses: addresses to cut the instance off from, which replace earlier addresses. None: all addresses.
-                Empty: repair the link.
-
-        Raises:
-            FaultRefused: the instance does not run.
+        Connections stay open. Raises FaultRefused if the instance does not run.
         """
         link = self._link(instance_id)
         link.cut_from = None if addresses is None else set(addresses)
@@ -252,30 +221,23 @@ class Network:
 
     @_locked
     def slow(self, instance_id: str, bits_per_second: int | None) -> None:
-        """Limit the bandwidth of an instance's link in each direction.
+        """Limit the bandwidth of an instance's link in each direction, or remove the limit (None).
 
-        Args:
-            instance_id: instance whose link gets or loses a limit.
-            bits_per_second: the limit. None: remove the limit.
-
-        Raises:
-            FaultRefused: the instance does not run.
+        Raises FaultRefused if the instance does not run.
         """
         link = self._link(instance_id)
         link.bits_per_second = bits_per_second
         self._shape(instance_id, link)
 
     def links(self) -> dict[str, NodeLink]:
-        """Return the network links of all instances, by instance id."""
+        """Return the links by instance id."""
         return dict(self._links)
 
     def counters(self, instance_id: str) -> dict[str, int]:
-        """Return the kernel's counters of bytes and dropped packets for an instance's link.
+        """Return the kernel's counters of a link: `sent_bytes`, `received_bytes`, and the packets that a cut dropped.
 
-        The result has `sent_bytes` and `received_bytes` of the instance. `dropped_to` and `dropped_from` are the
-        numbers of packets to and from the instance that a cut has dropped.
-
-        Raises FaultRefused if the instance does not run.
+        `dropped_to` and `dropped_from` are from the view of the instance. Raises FaultRefused if the instance does not
+        run.
         """
         link = self._link(instance_id)
         (seen,) = json.loads(_run("ip", "-json", "-statistics", "link", "show", link.port))
@@ -290,7 +252,7 @@ class Network:
         }
 
     def all_counters(self) -> dict[str, dict[str, int]]:
-        """Return the counters of all links, by instance id, without instances that end meanwhile."""
+        """Return the counters of all links, without instances that end meanwhile."""
         found: dict[str, dict[str, int]] = {}
         for instance_id in self.links():
             try:
@@ -323,7 +285,7 @@ class Network:
 
 
 def inside(namespace: Path, work: Callable[[], T]) -> T:
-    """Call a function inside a namespace, in a new thread that enters the namespace and then ends."""
+    """Call a function in a new thread inside a namespace."""
 
     def entered() -> T:
         enter(namespace)
@@ -334,14 +296,9 @@ def inside(namespace: Path, work: Callable[[], T]) -> T:
 
 
 def listening_socket(address: str, namespace: Path | None = None) -> socket.socket:
-    """Return a socket that listens at an address, on a port chosen by the kernel.
+    """Return a socket that listens on a port chosen by the kernel, in a namespace or in this process's own (None).
 
-    Args:
-        address: the address to listen at.
-        namespace: the namespace of the socket; None: this process's namespace.
-
-    Returns:
-        The socket. It stays in its namespace, even if a thread of another namespace accepts from it.
+    It stays in its namespace, even if a thread of another namespace accepts from it.
     """
 
     def listen() -> socket.socket:
@@ -367,10 +324,7 @@ def _no_ipv6(device: str) -> None:
 
 
 def _shaping(device: str, *, rate: str, dropped: Iterable[str]) -> list[str]:
-    """Return lines for `tc` that limit a device's rate and drop the packets that the filters `dropped` match.
-
-    The lines never drop ARP packets, because ARP always works in a VPC.
-    """
+    """Return lines for `tc` that limit a device's rate and drop what the filters match, but never ARP, as in a VPC."""
     return [
         f"qdisc add dev {device} root handle 1: htb default 10",
         f"class add dev {device} parent 1: classid 1:10 htb rate {rate} quantum 60000",

@@ -1,7 +1,6 @@
 """Injects faults into the processes and the memory of one instance.
 
-Invariant: each function either has its documented effect or raises an error. Functions return facts that a test can
-verify: pids, files, bytes.
+Each function has its effect or raises an error. It returns facts that a test can verify: pids, files, bytes.
 """
 
 from __future__ import annotations
@@ -27,49 +26,27 @@ Facts = dict[str, Any]
 
 
 def kill_rank(init_pid: int, rank: int | None) -> Facts:
-    """SIGKILL one rank process, as a crash would.
+    """SIGKILL one rank (None: the lowest) below an instance's init. Return `rank` and `pid`.
 
-    Args:
-        init_pid: pid of the instance's init.
-        rank: global rank; None: the lowest on the instance.
-
-    Returns:
-        `rank` and `pid`.
-
-    Raises:
-        FaultRefused: the rank does not run on the instance.
+    Raises FaultRefused if the rank does not run on the instance.
     """
     number, process = _rank(init_pid, rank)
     return {"rank": number, "pid": _kill(process)}
 
 
 def kill_agent(init_pid: int) -> Facts:
-    """Kill the agent with SIGKILL, as in a crash. Its ranks keep training, and the user data restarts the agent.
+    """SIGKILL the agent and return its `pid`. Its ranks keep training, and the user data restarts it.
 
-    Args:
-        init_pid: pid of the instance's init.
-
-    Returns:
-        `pid` of the killed agent.
-
-    Raises:
-        FaultRefused: no agent runs on the instance.
+    Raises FaultRefused if no agent runs on the instance.
     """
     return {"pid": _kill(_first(descendants(init_pid), is_agent, "agent"))}
 
 
 def stop_rank(init_pid: int, rank: int | None) -> Facts:
-    """SIGSTOP one rank. The rank keeps its memory and its locks until `continue_stopped`.
+    """SIGSTOP one rank (None: the lowest), which keeps its memory and its locks until `continue_stopped`.
 
-    Args:
-        init_pid: pid of the instance's init.
-        rank: global rank; None: the lowest on the instance.
-
-    Returns:
-        `rank`, `pid` and `start_ticks`, the start time of the process in clock ticks since boot.
-
-    Raises:
-        FaultRefused: the rank does not run on the instance.
+    Return `rank`, `pid` and `start_ticks` in clock ticks since boot. Raises FaultRefused if the rank does not run on
+    the instance.
     """
     number, process = _rank(init_pid, rank)
     if not process.send(signal.SIGSTOP):
@@ -78,29 +55,16 @@ def stop_rank(init_pid: int, rank: int | None) -> Facts:
 
 
 def continue_stopped(stopped: Iterable[Process]) -> list[int]:
-    """Send SIGCONT to the processes that `stop_rank` stopped and that still exist.
-
-    Return the pids of these processes.
-    """
+    """Send SIGCONT to stopped processes that still exist, and return their pids."""
     return [process.pid for process in stopped if process.send(signal.SIGCONT)]
 
 
 def corrupt_replica(init_pid: int, instance_id: str, rank: int | None, chance: random.Random) -> Facts:
-    """Flip one bit of the newest complete copy of a shard in an instance's memory.
+    """Flip one bit of the newest complete copy of a shard in an instance's memory. Its agent receives no message.
 
-    The agent of the instance receives no message about this change.
-
-    Args:
-        init_pid: pid of the instance's init.
-        instance_id: id of the same instance; selects its folder for sockets.
-        rank: rank that owns the shard. None: any rank that does not run on the instance.
-        chance: chooses the byte and the bit.
-
-    Returns:
-        `file`, `rank`, `step`, `offset` in the file, and the values of the byte `before` and `after`.
-
-    Raises:
-        FaultRefused: the instance holds no complete copy of such a shard.
+    `rank` owns the shard; None means any rank that does not run on the instance. `chance` chooses byte and bit. Return
+    `file`, `rank`, `step`, `offset` in the file, and the byte `before` and `after`. Raises FaultRefused if the instance
+    holds no complete copy of such a shard.
     """
     here = {number for process in descendants(init_pid) if (number := rank_of(process.pid)) is not None}
     found = []
@@ -138,7 +102,7 @@ def corrupt_replica(init_pid: int, instance_id: str, rank: int | None, chance: r
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a GPU in an NVML stub (a file that an agent reads in place of NVIDIA's library NVML)."""
+    """State of a GPU in the file that an agent reads in place of NVML."""
 
     index: int
     xids: tuple[int, ...] = ()
@@ -148,19 +112,19 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nvml_file(directory: Path) -> Path:
-    """Return the path of an instance's NVML stub file. The variable EVERSTEP_NVML_STUB of its agent has this value."""
+    """Return an instance's NVML stub file (EVERSTEP_NVML_STUB)."""
     return directory / "nvml.json"
 
 
 def write_gpus(directory: Path, gpus: Sequence[Gpu]) -> Path:
-    """Set the GPU states that the NVML stub of an instance reports from now on."""
+    """Set the GPU states that an instance's NVML stub reports."""
     path = nvml_file(directory)
     write_private(path, msgspec.json.encode({"gpus": gpus}))
     return path
 
 
 def burn_in_file(directory: Path) -> Path:
-    """Return the path of the file that names the spoiled tests of an instance (EVERSTEP_BURN_IN_STUB)."""
+    """Return the file that names the spoiled tests of an instance (EVERSTEP_BURN_IN_STUB)."""
     return directory / "spoiled_tests"
 
 

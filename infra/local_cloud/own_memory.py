@@ -1,7 +1,4 @@
-"""Gives an instance shared memory of its own, as a machine has, so that its agent may remove what ranks leave.
-
-Uses the standard library only, because `instance_init` imports this module.
-"""
+"""Gives an instance shared memory of its own, so that its agent may remove what ranks leave. Standard library only."""
 
 from __future__ import annotations
 
@@ -16,17 +13,11 @@ _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x1000, 0x4000
 
 
 def make_own_memory(sockets: Path) -> int | None:
-    """Give this process and its descendants a /dev/shm and System V memory that no other process uses.
+    """Give this single-threaded process and its descendants a /dev/shm and System V memory of their own.
 
-    In this /dev/shm, the folder for sockets is a mount of the one outside, which no program without privileges can
-    imitate: the agent knows by it that all other files come from this instance.
-
-    Args:
-        sockets: the instance's folder for sockets in /dev/shm, created if missing.
-
-    Returns:
-        A descriptor of the /dev/shm outside, through which the folder can be removed. None if the kernel does not allow
-        it: nothing has changed then. Call it in a single thread.
+    The folder for sockets is a mount of the outer one, which no program without privileges can imitate. The agent
+    recognizes by it that all other files come from this instance. Return a descriptor of the outer /dev/shm, or None,
+    without a change, if the kernel refuses.
     """
     trial = os.fork()  # a namespace that is entered cannot be left, and its mounts may be refused
     if trial == 0:

@@ -1,7 +1,7 @@
 """Starts and stops the long-lived processes (parts) of a local cloud, and records each process in a file.
 
-Invariant: a command can find each started process, even after a crash of any process of the cloud. Either the process's
-record contains its pid and start time, or the process's environment contains the cloud's state directory.
+Invariant: a command can find each process, even after a crash: by its record, or by the state directory in its
+environment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOG_LINES_SHOWN: Final = 12
 
 
 class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The file that records one process, so that other commands find the process."""
+    """Records one process for other commands."""
 
     name: str
     pid: int
@@ -36,7 +36,7 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def process(self) -> Process:
-        """The process that this file records, by its pid and its start time. It may have ended."""
+        """The recorded process, which may have ended."""
         return Process(self.pid, self.start_ticks)
 
 
@@ -44,12 +44,7 @@ _PART_RECORD = msgspec.json.Decoder(PartRecord)
 
 
 class Parts:
-    """Starts, records and ends the parts (long-lived processes) of one local cloud.
-
-    Args:
-        directory: directory for the records of the processes, one file per process.
-        logs: directory for the output of the processes.
-    """
+    """Starts, records and ends the parts of one local cloud."""
 
     def __init__(self, directory: Path, logs: Path) -> None:
         self._directory = directory
@@ -57,7 +52,7 @@ class Parts:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> PartRecord:
-        """Start `python -P -m module arguments` as a process of the local cloud, in its own session, and record it."""
+        """Start `python -P -m module arguments` in its own session, and record it."""
         for directory in (self._directory, self._logs):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.ready_file(name).unlink(missing_ok=True)
@@ -82,22 +77,13 @@ class Parts:
         return record
 
     def ready_file(self, name: str) -> Path:
-        """Return the path of the file that a part (long-lived process) writes once it accepts requests."""
+        """Return the file that a part writes once it accepts requests."""
         return self._directory / f"{name}.ready.json"
 
     def wait_ready(self, record: PartRecord, *, timeout_seconds: float) -> dict[str, str]:
-        """Wait until a part has written its ready file, and return the file's content.
+        """Wait until a started part has written its ready file, and return its fields, at least `url`.
 
-        Args:
-            record: the result of `start`.
-            timeout_seconds: maximum time to wait.
-
-        Returns:
-            The fields of the ready file, at least `url`.
-
-        Raises:
-            StartFailed: the part ended or did not write the file in time. The message ends with the last lines of the
-                part's log.
+        Raises StartFailed, with the end of its log, if the part ended or did not write the file in time.
         """
         deadline = time.monotonic() + timeout_seconds
         waiter = _Waiter(record.process)
@@ -119,10 +105,7 @@ class Parts:
         return content
 
     def ready(self, name: str) -> dict[str, str] | None:
-        """Return the content of the file that a long-lived process (part) writes once it accepts requests.
-
-        None before the process has written it.
-        """
+        """Return the content of a part's ready file, or None before."""
         try:
             content: dict[str, str] = json.loads(self.ready_file(name).read_text())
         except FileNotFoundError:
@@ -130,24 +113,21 @@ class Parts:
         return content
 
     def record(self, name: str) -> PartRecord | None:
-        """Return the record of a part (long-lived process).
-
-        None if the part was never started, or if `end` has ended it.
-        """
+        """Return the record of a part. None before its start and after `end`."""
         try:
             return _PART_RECORD.decode((self._directory / f"{name}.json").read_bytes())
         except FileNotFoundError:
             return None
 
     def is_alive(self, name: str) -> bool:
-        """Return whether a part (long-lived process) was started and is alive."""
+        """Return whether a part was started and is alive."""
         record = self.record(name)
         return record is not None and record.process.is_alive
 
     def end(self, name: str, *, grace_seconds: float = GRACE_SECONDS) -> None:
-        """End a part and delete its record. Idempotent.
+        """End a part with SIGTERM, after the grace period kill it with its descendants, and delete its record.
 
-        The method first sends SIGTERM to the part. After the grace period, it kills the part with all its descendants.
+        Idempotent.
         """
         record = self.record(name)
         if record:
@@ -160,7 +140,7 @@ class Parts:
 
 
 class _Waiter:
-    """Waits for the end of a process through a pidfd, without polling."""
+    """Waits for the end of a process through a pidfd."""
 
     def __init__(self, process: Process) -> None:
         self._poller = select.poll()
@@ -181,7 +161,7 @@ class _Waiter:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file atomically. Only its owner can read it, from its creation on."""
+    """Write a file atomically, readable only by its owner from its creation on."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -190,7 +170,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def tail(log: Path) -> str:
-    """Return the last lines of a process's log, indented for an error message."""
+    """Return the last lines of a log, indented for an error message."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     return "\n".join(f"  {line}" for line in lines[-LOG_LINES_SHOWN:]) or "  (nothing)"
 

@@ -12,27 +12,17 @@ from infra.local_cloud import network
 from infra.local_cloud.errors import PreflightFailed
 
 MEMORY_BYTES_PER_NODE: Final = 576 * 1024**2
-"""Memory that one node needs.
-
-The value covers an agent, one small rank with its slots, and the process with imported torch from which the agent forks
-ranks. The rank shares some pages with this process.
+"""Memory for an agent, a small rank with its slots, and the warm process with torch, which shares some pages with the
+rank.
 """
 MEMORY_BYTES_AT_ALL: Final = 1024**3
-"""Memory that the local AWS, the control plane and the user's other programs need."""
+"""Memory for the local AWS, the control plane and the user's other programs."""
 SHARE_FOR_SLOTS: Final = 0.5
 NEEDED: Final = {"control_plane": "server", "worker": "worker", "moto": "local"}
 
 
 def check(node_count: int, *, has_namespaces: bool = False) -> None:
-    """Raise PreflightFailed if this machine cannot run the local cloud.
-
-    Args:
-        node_count: number of nodes, spares included.
-        has_namespaces: whether each node needs a network namespace.
-
-    Raises:
-        PreflightFailed: a requirement is missing. The message names the change that the user must make.
-    """
+    """Raise PreflightFailed, with a remedy, if this machine cannot run `node_count` nodes, spares included."""
     if platform.system() != "Linux":
         raise PreflightFailed(
             f"the local cloud needs Linux (memfd, pidfd); this is {platform.system()}: use a Linux container"
@@ -53,15 +43,12 @@ def check(node_count: int, *, has_namespaces: bool = False) -> None:
 
 
 def memory_bytes_per_node(node_count: int) -> int:
-    """Return the default memory for slots of one node: half the available memory, divided equally by the nodes."""
+    """Return the default memory for slots of one node: an equal part of half the available memory."""
     return int(SHARE_FOR_SLOTS * available_memory_bytes() / node_count)
 
 
 def available_memory_bytes() -> int:
-    """Return the memory available to new processes.
-
-    The result is the lower of the machine's available memory and the container's.
-    """
+    """Return the available memory of the machine or the container, whichever is lower."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(fields["MemAvailable"].split()[0]) * 1024
     for limit, used in (

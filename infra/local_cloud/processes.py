@@ -1,9 +1,6 @@
-"""Identifies, signals and ends processes and process trees.
+"""Identifies, signals and ends processes and process trees on Linux. Standard library only.
 
-Needs Linux. Uses only the standard library, because `instance_init` imports this module.
-
-The kernel reuses pids, so a pid alone does not identify a process. This module identifies a process by its pid and its
-start time. It sends signals through a pidfd whose pid and start time were checked.
+The kernel reuses pids, so a process is identified by pid and start time, and signals go through a pidfd.
 """
 
 from __future__ import annotations
@@ -24,12 +21,12 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 MEMORY_PREFIX = "/memfd:everstep "
-"""Beginning of the names under which /proc shows the files in memory of a node."""
+"""Beginning of the names of a node's files in memory in /proc."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process, identified by pid and start time, so that it differs from a later process with the same pid."""
+    """A process, identified by pid and start time."""
 
     pid: int
     start_ticks: int
@@ -48,7 +45,7 @@ class Process:
         return stat is not None and stat.start_ticks == self.start_ticks and stat.state == "T"
 
     def send(self, number: signal.Signals) -> bool:
-        """Send a signal. Return False if the process had already ended."""
+        """Send a signal. Return False if the process had ended."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -71,11 +68,7 @@ def identify(pid: int) -> Process | None:
 
 
 def rank_of(pid: int) -> int | None:
-    """Return the number of the rank that a process runs, or None if it is not a rank.
-
-    A rank that was forked from the agent's warm process has the number in its process name. Any other rank has the
-    number in its environment.
-    """
+    """Return the rank that a process runs, or None. Forked ranks have it in their name, others in their environment."""
     with contextlib.suppress(OSError, ValueError):
         name, _, number = Path(f"/proc/{pid}/comm").read_text().strip().partition(" ")
         if name == "rank":
@@ -89,14 +82,14 @@ def rank_of(pid: int) -> int | None:
 
 
 def is_agent(pid: int) -> bool:
-    """Return whether a process is a node's agent, judged by its command line."""
+    """Return whether a process is a node's agent, by its command line."""
     with contextlib.suppress(OSError):
         return b"\0-m\0worker\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 
 def descendants(root_pid: int) -> list[Process]:
-    """Return all living descendants of a process, parents before children, without zombies."""
+    """Return all living descendants, parents before children, without zombies."""
     children: dict[int, list[tuple[int, _Stat]]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (stat := _stat(int(entry))):
@@ -112,11 +105,10 @@ def descendants(root_pid: int) -> list[Process]:
 
 
 def kill_descendants(root_pid: int) -> int:
-    """Kill all descendants of a process, but not the process itself. Return their number. Idempotent.
+    """Stop and then kill all descendants of a process, so that none can fork in between, and return their number.
 
-    The function stops all descendants before it kills them, so that no descendant can fork in between. If the root is a
-    subreaper, the function also finds daemons. Known limit: processes that fork and exit within the milliseconds of a
-    read of /proc can delay the return.
+    Idempotent. Finds daemons if the root is a subreaper. Known limit: processes that fork and exit within the
+    milliseconds of a read of /proc can delay the return.
     """
     killed: set[Process] = set()
     while True:
@@ -134,7 +126,7 @@ def kill_descendants(root_pid: int) -> int:
 
 
 def wait_gone(processes: Iterable[Process], *, timeout_seconds: float) -> bool:
-    """Wait until all processes have ended. Zombies count as ended. Return False after the timeout."""
+    """Wait until all processes have ended or are zombies. Return False after the timeout."""
     poller = select.poll()
     waiting: set[int] = set()
     try:
@@ -162,7 +154,7 @@ def wait_gone(processes: Iterable[Process], *, timeout_seconds: float) -> bool:
 
 
 def end(process: Process, *, grace_seconds: float) -> None:
-    """End a process with SIGTERM. After `grace_seconds`, kill it with all its descendants. Idempotent."""
+    """End a process with SIGTERM, and after `grace_seconds` kill it with all its descendants. Idempotent."""
     if not process.send(signal.SIGTERM):
         return
     if wait_gone([process], timeout_seconds=grace_seconds):
@@ -175,7 +167,7 @@ def end(process: Process, *, grace_seconds: float) -> None:
 
 
 def marked_with(variable: str, value: str) -> list[Process]:
-    """Return this user's living processes, except this one, that were started with `variable=value` set."""
+    """Return this user's living processes that were started with `variable=value`, except this one."""
     wanted = f"{variable}={value}".encode()
     found = []
     for entry in os.listdir("/proc"):
@@ -198,7 +190,7 @@ class _Stat:
 
 
 def proportional_bytes(process: Process) -> int:
-    """Return a process's share of the memory in use, in bytes (Pss in proc(5)). 0 if it has ended."""
+    """Return a process's share of the memory in use (Pss in proc(5)). 0 if it has ended."""
     try:
         fields = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -209,8 +201,7 @@ def proportional_bytes(process: Process) -> int:
 def exit_when_asked(*, with_parent: bool) -> None:
     """Let SIGTERM and SIGHUP raise SystemExit in the main thread, so that `with` blocks end what they have started.
 
-    Args:
-        with_parent: whether the end of the parent process counts as SIGTERM, also if it was killed.
+    `with_parent`: the end of the parent process, even by a kill, counts as SIGTERM.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
@@ -222,10 +213,7 @@ def exit_when_asked(*, with_parent: bool) -> None:
 
 
 def memory_files(pid: int) -> dict[str, Path]:
-    """Return the slots and pages that an agent, shim or rank holds in memory, by name, each with a path to open it.
-
-    The paths are valid as long as the process holds the files. The result is empty if the process has ended.
-    """
+    """Return the slots and pages that a process holds in memory, by name, with paths valid as long as it holds them."""
     found = {}
     with contextlib.suppress(OSError):
         for link in Path(f"/proc/{pid}/fd").iterdir():

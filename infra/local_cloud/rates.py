@@ -1,16 +1,8 @@
 """Limits the rate of API calls with token buckets, as AWS does. Pure: the caller passes the time.
 
-Each account has one bucket per *family* of operations. A call takes one token from the bucket of its family. AWS
-refuses the call if the bucket is empty. EC2 publishes its rates. In two points, this module is stricter than EC2:
-
-- EC2 currently limits each operation by itself. Here, the operations of a family share a bucket, as in EC2's earlier
-  rules.
-- EC2 has a smaller bucket for calls of some operations without a filter and without pages. Here, a call with ids
-  instead of a filter counts as such a call.
-
-Auto Scaling has one bucket for all operations. AWS does not publish its rate, so this module assumes one
-(`AUTO_SCALING`).
-
+Each account has one bucket per family of operations. In two points, this is stricter than EC2: operations of a family
+share a bucket, as in EC2's earlier rules, and a call with ids instead of a filter uses the smaller bucket for calls
+without filter and pages. AWS publishes no rate of Auto Scaling (`AUTO_SCALING`).
 Source: Amazon EC2 Developer Guide, request throttling; Amazon EC2 Auto Scaling API Reference, API request rate.
 """
 
@@ -22,11 +14,11 @@ from typing import Final
 import msgspec
 
 READING: Final = ("Describe", "Get", "List", "Search")
-"""Prefixes of the names of read-only operations."""
+"""Prefixes of read-only operations."""
 
 
 class Rate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A token bucket: its size, and the number of tokens that AWS adds per second."""
+    """A token bucket: its size and its refill per second."""
 
     burst: float
     per_second: float
@@ -46,7 +38,7 @@ UNPAGINATED: Final = frozenset(
         "DescribeVolumes",
     }
 )
-"""Operations of EC2 whose calls without a filter and without pages use a smaller bucket."""
+"""Operations with a smaller bucket for calls without a filter and without pages."""
 EC2_OPERATIONS: Final[Mapping[str, Rate]] = {
     "CreateLaunchTemplateVersion": Rate(100, 5),
     "CreateTags": Rate(100, 10),
@@ -56,24 +48,17 @@ EC2_OPERATIONS: Final[Mapping[str, Rate]] = {
     "StartInstances": Rate(5, 2),
     "TerminateInstances": Rate(100, 5),
 }
-"""Operations of EC2 that have a separate bucket. Only operations that Everstep or its users call are listed."""
+"""Operations with a bucket of their own, as far as Everstep or its users call them."""
 AUTO_SCALING: Final = Rate(50, 5)
-"""Assumed bucket of Auto Scaling: the smallest general bucket of EC2. AWS publishes no rate."""
+"""The smallest general bucket of EC2, an assumption, because AWS publishes no rate."""
 
 
 def family_of(
     service: str, action: str, parameters: Collection[str], auto_scaling: Rate = AUTO_SCALING
 ) -> tuple[str, Rate] | None:
-    """Return the name of the bucket that a call uses, and the bucket's rate.
+    """Return the name and the rate of the bucket that a call uses, or None if the service is not limited.
 
-    Args:
-        service: name in the request's signature, such as `ec2`.
-        action: name of the operation, such as `DescribeInstances`.
-        parameters: names of the call's top-level parameters, such as `Filters`.
-        auto_scaling: rate of Auto Scaling: the assumed rate, or the rate that a conformance run has measured.
-
-    Returns:
-        The name and the rate; None if the local cloud does not limit the service.
+    `service` is named as in the signature, `parameters` are the top-level names.
     """
     if service == "autoscaling":
         return "autoscaling", auto_scaling
@@ -89,22 +74,13 @@ def family_of(
 
 
 class Buckets:
-    """The token buckets of one account. Not thread-safe: the server uses them under its lock."""
+    """The token buckets of one account. Not thread-safe."""
 
     def __init__(self) -> None:
         self._levels: dict[str, tuple[float, float]] = {}
 
     def take(self, name: str, rate: Rate, now: float) -> bool:
-        """Take one token, and return whether the bucket had one.
-
-        Args:
-            name: name of the bucket. A new bucket is full.
-            rate: size and refill of the bucket. A size below one counts as one.
-            now: monotonic seconds; never less than at an earlier call.
-
-        Returns:
-            False if the bucket had less than one token.
-        """
+        """Take one token, and return whether the bucket had one. A new bucket is full. `now` is monotonic."""
         burst = max(1.0, rate.burst)
         level, at = self._levels.get(name, (burst, now))
         level = min(burst, level + (now - at) * rate.per_second)

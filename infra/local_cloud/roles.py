@@ -4,11 +4,9 @@
     job 1 rank 5           the node of the sixth rank of the second running job
     last job shard 0       the holders of rank 0's shard, in the job that the previous role selected
 
-Numbers start at 0 and wrap around: a number n selects the item n modulo the number of items. Jobs are sorted by name,
-nodes by GROUP_RANK, and shards by their owner rank. Only these items can be selected: a job with a running instance, a
-running node, and a shard whose holders all run. `last job` selects job 0 if the job of the previous role has ended.
-
-A role is resolved when its fault is injected. `Aim` receives the jobs and the running instances from its caller.
+Numbers start at 0 and wrap around. Jobs are sorted by name, nodes by GROUP_RANK, and shards by owner rank. Only a job
+with a running instance, a running node, and a shard whose holders all run can be selected. `last job` selects job 0 if
+the job of the previous role has ended.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from infra.local_cloud.fault_kinds import AnyFault, CorruptReplica, Hang, KillRa
 
 Part = Literal["node", "rank", "shard"]
 TRAINS: Final = "InProgress"
-"""API status of a launched job that has not ended. Some instances of such a job may have ended."""
+"""API status of a launched job that has not ended. Some of its instances may have."""
 _ROLE: Final = re.compile(r"(?:job (?P<job>\d{1,9})|last job) (?P<part>node|rank|shard) (?P<number>\d{1,9})", re.ASCII)
 _INSTANCE: Final = re.compile(r"(?:i-[0-9a-z]+|\d+)?", re.ASCII)
 _FORMS: Final = (
@@ -39,10 +37,10 @@ class FaultRole:
     """A fault target that names a node, rank or shard of a running job."""
 
     job: int | None
-    """Index of the job among the running jobs. None selects the job that the previous role selected."""
+    """Index among the running jobs. None: the job of the previous role."""
     part: Part
     number: int
-    """Index of the selected node, rank or shard among those of the job, from 0."""
+    """Index of the node, rank or shard within the job."""
 
     def __str__(self) -> str:
         return f"{'last job' if self.job is None else f'job {self.job}'} {self.part} {self.number}"
@@ -54,16 +52,16 @@ class RoleShard:
 
     rank: int
     holders: tuple[str, ...]
-    """Instance ids of the nodes that hold the shard."""
+    """Instance ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleJob:
-    """The nodes and shards of a running job, from which a role such as `job 0 node 2` selects the target of a fault."""
+    """Nodes and shards of a running job."""
 
     name: str
     nodes: tuple[str, ...]
-    """Instance ids by GROUP_RANK. Some instances may have ended."""
+    """Instance ids by GROUP_RANK. Some may have ended."""
     ranks_per_node: int
     committed_step: int
     shards: tuple[RoleShard, ...]
@@ -71,20 +69,19 @@ class RoleJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """The instances that a role such as `job 0 node 2` or `job 1 rank 5` selects, with the name of their job."""
+    """The instances that a role selects, with the name of their job."""
 
     job: str
     instances: tuple[str, ...]
-    """The instance of the selected node or rank, or all holders of the selected shard."""
+    """The instance of the node or rank, or all holders of the shard."""
     rank: int | None
-    """The selected rank, or the owner of the selected shard. None if the role names a node."""
+    """The selected rank or the owner of the shard. None for a node."""
 
 
 def parse(target: str) -> FaultRole | None:
-    """Parse the target of a fault into a role.
+    """Parse a fault's target. None if it is an instance id, a number or empty.
 
-    The result is None if the target is an instance id, the number of an instance, or empty: no role is then needed.
-    Raises FaultRefused with a list of the valid forms if the target has none of them.
+    Raises FaultRefused, with the valid forms, for any other target.
     """
     if _INSTANCE.fullmatch(target):
         return None
@@ -99,24 +96,14 @@ def parse(target: str) -> FaultRole | None:
 
 
 def check(fault: AnyFault) -> None:
-    """Check a fault's target and its compatibility with the fault's other fields.
-
-    Args:
-        fault: a fault from a script or a command line.
-
-    Raises:
-        FaultRefused: the target is invalid, or both the target and the field `rank` select a rank.
-    """
+    """Raise FaultRefused if a fault's target is invalid, or both the target and the field `rank` select a rank."""
     role = parse(_target(fault))
     if role is not None and _takes_rank(fault, role) and getattr(fault, "rank", None) is not None:
         raise FaultRefused(f"{str(role)!r} already selects a rank: remove `rank`")
 
 
 def training_job(described: Mapping[str, Any], protection: Mapping[str, Any]) -> RoleJob:
-    """Return the facts from which `resolve` finds a job's nodes, from two answers of the API.
-
-    `described` is the answer of DescribeTrainingJob. `protection` is the answer of DescribeProtection.
-    """
+    """Return a job's nodes and shards from the answers of DescribeTrainingJob and DescribeProtection."""
     shards = sorted(protection["Shards"], key=lambda shard: int(shard["Rank"]))
     return RoleJob(
         name=described["TrainingJobName"],
@@ -131,27 +118,14 @@ def training_job(described: Mapping[str, Any], protection: Mapping[str, Any]) ->
 
 
 def with_nodes(jobs: Collection[RoleJob], running: Collection[str]) -> list[RoleJob]:
-    """Return the jobs that have a running node, sorted by name. Only these jobs can be selected.
-
-    `running` contains the ids of the running instances.
-    """
+    """Return the jobs with a running node, sorted by name. `running` are ids of instances."""
     return sorted((job for job in jobs if any(node in running for node in job.nodes)), key=lambda job: job.name)
 
 
 def resolve(role: FaultRole, jobs: Collection[RoleJob], running: Collection[str], last_job: str = "") -> Hit:
-    """Resolve a role to running instances.
+    """Resolve a role to running instances. `last_job` is the job that the previous role selected; empty if none.
 
-    Args:
-        role: the result of `parse`: it names a node, rank or shard of a job.
-        jobs: the running jobs; jobs without a running node are ignored.
-        running: ids of the running instances.
-        last_job: name of the job that the previous role selected; empty if there is none.
-
-    Returns:
-        The job with the selected instances.
-
-    Raises:
-        FaultRefused: no running instance has this role now. The message contains the reason.
+    Raises FaultRefused, with the reason, if no running instance has this role now.
     """
     named = with_nodes(jobs, running)
     if not named:
@@ -180,12 +154,9 @@ def resolve(role: FaultRole, jobs: Collection[RoleJob], running: Collection[str]
 
 
 class Aim:
-    """Resolves the targets of faults to instances, and remembers the job of each role for a later `last job` target.
+    """Resolves targets of faults to instances, and remembers the job of each role for a later `last job`.
 
-    Args:
-        jobs: returns the running jobs. It raises `NotUp` while the control plane is down, and `Aim` then uses the
-            previous result.
-        running: returns the ids of the running instances.
+    `jobs` raises `NotUp` while the control plane is down; then the previous result is used.
     """
 
     def __init__(self, jobs: Callable[[], Collection[RoleJob]], running: Callable[[], Collection[str]]) -> None:
@@ -195,17 +166,9 @@ class Aim:
         self._last_job = ""
 
     def __call__(self, fault: AnyFault) -> list[AnyFault]:
-        """Return the faults to inject for a fault whose target may be a role.
+        """Return one fault per selected instance, with its id as target. A fault without a role stays unchanged.
 
-        Args:
-            fault: a fault whose target is a role, an instance id, a number or empty.
-
-        Returns:
-            One fault per selected instance, with the instance's id as target. A fault without a role is returned
-            unchanged.
-
-        Raises:
-            FaultRefused: no running instance has this role now, or the target is invalid.
+        Raises FaultRefused if no running instance has this role now, or the target is invalid.
         """
         check(fault)
         role = parse(_target(fault))
@@ -229,11 +192,7 @@ def _target(fault: AnyFault) -> str:
 
 
 def _takes_rank(fault: AnyFault, role: FaultRole) -> bool:
-    """Return whether a fault's target, such as `job 0 rank 5`, also determines the fault's field `rank`.
-
-    For the target `job 0 rank 5`, the field gets the selected rank. For the target `job 0 shard 0`, the field gets the
-    rank that owns the shard.
-    """
+    """Return whether the target, a rank or a shard, determines the fault's field `rank`."""
     return (
         isinstance(fault, KillRank | Hang)
         if role.part == "rank"

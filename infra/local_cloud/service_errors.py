@@ -28,7 +28,7 @@ _FORMS: Final = {"ec2": _EC2, "s3": _S3}
 _QUERY_SERVICES: Final = frozenset(
     {"autoscaling", "cloudformation", "elasticloadbalancing", "iam", "monitoring", "sns", "sts"}
 )
-"""Services, besides EC2 and S3, that answer in XML. All other services answer in JSON."""
+"""Services that answer in XML, like EC2 and S3. All others answer in JSON."""
 
 THROTTLED: Final = {
     "autoscaling": ("400 Bad Request", "Throttling", "Rate exceeded"),
@@ -37,7 +37,7 @@ THROTTLED: Final = {
     "events": ("400 Bad Request", "ThrottlingException", "Rate exceeded"),
     "sqs": ("400 Bad Request", "RequestThrottled", "Request is throttled."),
 }
-"""Status line, error code and message of a throttled call, by service."""
+"""Status line, error code and message of a throttled call."""
 _DENIED_OF_EC2: Final = dict.fromkeys(Denial, "AuthFailure") | {Denial.EXPIRED: "RequestExpired"}
 _DENIED_OF_S3: Final = {
     Denial.MISSING: "AccessDenied",
@@ -59,36 +59,23 @@ _DENIED_IN_JSON: Final = {
 }
 
 Answer = tuple[str, list[tuple[str, str]], bytes]
-"""An HTTP answer: status line, headers, body."""
+"""Status line, headers, body."""
 
 
 def service_of(authorization: str) -> str:
-    """Return the service that an Authorization header names in its credential scope; empty if it names none."""
+    """Return the service in an Authorization header's credential scope; empty if none."""
     found = _SCOPE.search(authorization)
     return found[1] if found else ""
 
 
 def throttled(service: str, request_id: str) -> Answer:
-    """Return a service's answer to a throttled call.
-
-    `service` must be a service in `Conditions.throttle`.
-    """
+    """Return the answer to a throttled call of a service in `Conditions.throttle`."""
     status, code, message = THROTTLED[service]
     return answer_of(service, status, code, message, request_id)
 
 
 def denied(service: str, denial: Denial, message: str, request_id: str) -> Answer:
-    """Return a service's answer to a request with an invalid signature.
-
-    Args:
-        service: the service in the request's signature. Empty: the answer has S3's format.
-        denial: reason for the refusal; selects the error code of the service.
-        message: text for the caller, placed in the answer's body.
-        request_id: id of the request, repeated in the answer.
-
-    Returns:
-        The answer.
-    """
+    """Return a service's answer to a request with an invalid signature. Empty `service`: in S3's format."""
     service = service or "s3"
     others = _DENIED_IN_XML if service in _QUERY_SERVICES else _DENIED_IN_JSON
     codes = {"ec2": _DENIED_OF_EC2, "s3": _DENIED_OF_S3}.get(service, others)
@@ -98,15 +85,7 @@ def denied(service: str, denial: Denial, message: str, request_id: str) -> Answe
 def answer_of(service: str, status: str, code: str, message: str, request_id: str) -> Answer:
     """Return an error in a service's format.
 
-    Args:
-        service: name in the request's signature, such as `ec2`; selects the format.
-        status: HTTP status line, such as `403 Forbidden`.
-        code: AWS's error code, such as `Throttling`.
-        message: text for the caller. The function escapes it if the format is XML.
-        request_id: id of the request, repeated in a header of the answer.
-
-    Returns:
-        The answer.
+    `status` is such as `403 Forbidden`, `code` such as `Throttling`. `message` is escaped if the format is XML.
     """
     headers = [("x-amzn-RequestId", request_id)]
     if service not in _FORMS and service not in _QUERY_SERVICES:

@@ -1,18 +1,11 @@
-"""Authenticates requests to the local AWS by their SigV4 signatures. The functions are pure; the caller passes the
-time.
-
-The server calls these functions before it handles a request:
+"""Authenticates requests to the local AWS by their SigV4 signatures. Pure: the caller passes the time.
 
     stray(...)    is the request addressed to another server, or sent by a web page?
     verify(...)   which key signed the request, and does the signature cover the whole request?
 
-`verify` computes the expected signature with botocore's own signer, so it accepts all signatures of boto3 and the AWS
-CLI. Accepted forms are the Authorization header and presigned URLs, both version 4. A signature covers the body by a
-digest. For S3 only, UNSIGNED-PAYLOAD or an unsigned trailer can replace the digest. SigV2, SigV4A and signed chunks are
-refused.
-
-Invariant: the local AWS handles a request only if the caller has a secret that the local AWS has issued. Source: AWS
-Signature Version 4 in the IAM User Guide and the S3 API reference.
+`verify` computes the expected signature with botocore's own signer. It accepts the Authorization header and presigned
+URLs, version 4. A digest covers the body; for S3 only, UNSIGNED-PAYLOAD or an unsigned trailer can replace it. SigV2,
+SigV4A and signed chunks are refused. Source: AWS Signature Version 4 in the IAM User Guide and the S3 API reference.
 """
 
 from __future__ import annotations
@@ -36,10 +29,10 @@ from everstep.host.local_keys import LocalKeys
 
 ALGORITHM: Final = "AWS4-HMAC-SHA256"
 SKEW: Final = timedelta(minutes=15)
-"""Maximum difference between the caller's clock and the server's, as on AWS."""
+"""Largest difference between the clocks of caller and server, as on AWS."""
 LONGEST_EXPIRY_SECONDS: Final = 7 * 24 * 3600
 ADMIN_SERVICE: Final = "everstep"
-"""Service name in the signature of requests below `/_everstep/`."""
+"""Service name of requests below `/_everstep/`."""
 UNSIGNED_PAYLOADS: Final = frozenset({"UNSIGNED-PAYLOAD", "STREAMING-UNSIGNED-PAYLOAD-TRAILER"})
 SIGNATURE_PARAMETERS: Final = (
     "X-Amz-Algorithm",
@@ -61,24 +54,19 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class Denial(StrEnum):
-    """Reason to refuse a request. `service_errors` selects the error code by the reason and the service."""
+    """Reason to refuse a request."""
 
     MISSING = "missing"
-    """The request has no signature, or a form of signature that the local cloud does not accept."""
+    """No signature, or a form that the local cloud does not accept."""
     UNKNOWN_KEY = "unknown_key"
     MISMATCH = "mismatch"
-    """The signature, or the digest of the body, does not match the request."""
+    """The signature or the body's digest does not match."""
     EXPIRED = "expired"
     """The signature or the session has expired or is not yet valid."""
 
 
 class Denied(Exception):
-    """The server refuses a request because of its signature.
-
-    Args:
-        denial: reason for the refusal; selects the error code of the answer.
-        message: text for the caller, without secrets.
-    """
+    """The server refuses a request because of its signature. `message` contains no secrets."""
 
     def __init__(self, denial: Denial, message: str) -> None:
         super().__init__(message)
@@ -87,14 +75,14 @@ class Denied(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuedKey:
-    """An access key that the local cloud issued, with its secret, its expiry and its rights."""
+    """An access key that the local cloud issued."""
 
     secret_access_key: str = field(repr=False)
     session_token: str = field(default="", repr=False)
     """Token of a role's session. Empty for the cluster's own key."""
     expires_at: datetime | None = None
     is_owner: bool = False
-    """True for the cluster's own key, the only key that may use `/_everstep/`."""
+    """True for the cluster's own key, the only one that may use `/_everstep/`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +91,12 @@ class SignedRequest:
 
     method: str
     target: str
-    """Path and query of the request line, still percent-encoded."""
+    """Path and query, still percent-encoded."""
     headers: Sequence[tuple[str, str]]
-    """Names and values of all headers, in the order in which they arrived."""
+    """Headers in the order of arrival."""
 
     def header(self, name: str) -> str:
-        """Return a header's values joined by commas; empty if the header is missing."""
+        """Return a header's values joined by commas; empty if missing."""
         return ",".join(value for given, value in self.headers if given.lower() == name)
 
 
@@ -122,14 +110,12 @@ class Signer:
 
 
 def stray(request: SignedRequest, host: str) -> str:
-    """Return why a request does not come from a program on this machine; empty if it may come from one.
+    """Return why a request does not come from a program on this machine; empty if it may.
 
-    A web page can reach loopback addresses through its visitor's browser. The function recognizes such requests by
-    their headers. Browsers send the page's origin in `Origin` and its relation to the server in `Sec-Fetch-Site`. After
-    DNS rebinding, they send another name in `Host`.
-
-    `host` is the address and port of the local cloud, for example `127.0.0.1:8080`.
+    `host` is the local cloud's address and port.
     """
+    # A web page can reach loopback through a browser, which sends `Origin`, `Sec-Fetch-Site`, and another `Host`
+    # after DNS rebinding.
     for name, _ in request.headers:
         if name.lower() == "origin" or name.lower().startswith("sec-fetch-"):
             return f"{name}: requests of web pages are refused"
@@ -143,17 +129,8 @@ def verify(
 ) -> Signer:
     """Check the signature of a request and return its signer.
 
-    Args:
-        request: the request line and headers as they arrived, unparsed.
-        read_body: returns the whole body. Called at most once, and for S3 only after the signature was found valid.
-        issued: returns the key for an access key id; None if the id is unknown.
-        now: the current time in UTC.
-
-    Returns:
-        The caller.
-
-    Raises:
-        Denied: the signature is missing, invalid or expired.
+    `read_body` is called at most once, and for S3 only after the signature was found valid. `issued` returns None for
+    an unknown access key id. Raises Denied if the signature is missing, invalid or expired.
     """
     query = dict(parse_qsl(urlsplit(f"http://host{request.target}").query, keep_blank_values=True))
     is_presigned = "X-Amz-Signature" in query
@@ -196,7 +173,7 @@ def verify(
 
 
 def signed_headers(method: str, url: str, content: bytes, keys: LocalKeys) -> dict[str, str]:
-    """Return the headers of a signed request below `/_everstep/`, including the signature."""
+    """Return the headers of a signed request below `/_everstep/`."""
     request = AWSRequest(method=method, url=url, data=content)
     SigV4Auth(Credentials(keys.access_key_id, keys.secret_access_key), ADMIN_SERVICE, "us-east-1").add_auth(request)
     return dict(request.headers.items())
@@ -204,19 +181,19 @@ def signed_headers(method: str, url: str, content: bytes, keys: LocalKeys) -> di
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Signature:
-    """The parts of a request's signature, parsed from the Authorization header or from a presigned URL."""
+    """The parts of a request's signature."""
 
     access_key_id: str
     date: str
     region: str
     service: str
     names: tuple[str, ...]
-    """Names of the headers that the signature covers, in lower case."""
+    """Covered headers, in lower case."""
     value: str
     timestamp: str = ""
-    """Time that a presigned URL contains. Empty if the header x-amz-date contains the time."""
+    """Time of a presigned URL. Empty if the header x-amz-date contains the time."""
     expiry: timedelta | None = None
-    """Lifetime of a presigned URL. None for other signatures."""
+    """Lifetime of a presigned URL, else None."""
 
 
 def _of_header(authorization: str) -> _Signature:
@@ -271,7 +248,7 @@ def _check_time(timestamp: str, signature: _Signature, now: datetime) -> None:
 
 
 def _expected(request: SignedRequest, signature: _Signature, key: IssuedKey, timestamp: str, digest: str) -> str:
-    """Compute the signature that the owner of the key would send. Raise `Denied` if required headers are not signed."""
+    """Compute the signature that the key's owner would send. Raise `Denied` if required headers are not signed."""
     present = {name.lower() for name, _ in request.headers}
     must = {"host", *(name for name in present if name.startswith("x-amz-"))}
     names = set(signature.names)
@@ -297,7 +274,7 @@ def _expected(request: SignedRequest, signature: _Signature, key: IssuedKey, tim
 
 
 class _Recomputed(SigV4Auth):  # type: ignore[misc]  # botocore has no type annotations
-    """botocore's signer for a received request: it uses exactly the headers and the digest that the caller signed."""
+    """botocore's signer with exactly the headers and the digest that the caller signed."""
 
     signed: HTTPHeaders
     digest: str

@@ -1,8 +1,7 @@
 """Emulates LaunchInstances of Auto Scaling: launches instances at once, with the refusals that AWS documents.
 
-AWS documents the code of few refusals. The others are ValidationError here. AWS's documentation does not mention a
-group with a suspended Launch process, and how the maximum size limits a call. This emulation refuses both.
-
+Undocumented codes are ValidationError here. Undocumented, but refused here: a suspended Launch process, and a launch
+beyond the maximum size.
 Source: https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-instances-synchronously.html;
 https://docs.aws.amazon.com/autoscaling/ec2/userguide/launching-instances-synchronous-provisioning.html (tokens and
 retries); https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_LaunchInstances.html.
@@ -50,8 +49,7 @@ class SynchronousLaunches:
     def launch(self, group: FakeAutoScalingGroup, request: LaunchRequest) -> dict[str, Any]:
         """Launch instances, or return the answer to an earlier call with the same token.
 
-        Raises:
-            AutoscalingClientError: AWS refuses the call. Nothing was launched.
+        Raises AutoscalingClientError, without a launch, if AWS refuses the call.
         """
         now, key = self._monotonic(), (group.arn, request.token)
         self._answers = {key: each for key, each in self._answers.items() if now - each[0] < TOKEN_SECONDS}

@@ -1,11 +1,7 @@
 """Starts and ends a complete Everstep on one machine: the local AWS, a control plane, and a fleet of connected nodes.
 
-`everstep local up`, the demo and the tests use `LocalCluster`. Each cluster has its own state directory, ports from the
-kernel and loopback addresses, so several clusters can run at the same time. A command finds all processes of the
-cluster from the state directory alone.
-
-The module has more than 500 lines. It is not divided, because the start and the end of a cluster handle the same list
-of parts (long-lived processes).
+Each cluster has its own state directory, ports from the kernel and loopback addresses, so several can run at the same
+time. A command finds all processes of a cluster from the state directory alone.
 """
 
 from __future__ import annotations
@@ -63,22 +59,15 @@ AWS, CONTROL_PLANE, STANDBY = "aws", "control-plane", "standby"
 BUCKET: Final = "everstep-local"
 FLEET: Final = "local"
 GROUP: Final = f"everstep-{FLEET}"
-"""Name of the Auto Scaling group of the fleet."""
 FLEET_TAG: Final = "everstep:fleet"
 AVAILABILITY_ZONE: Final = "us-east-1a"
 INSTANCE_TYPE: Final = "c7i.2xlarge"
-"""Instance type that the nodes report.
-
-The nodes are processes of this machine and have no GPU.
-"""
+"""Type that the nodes report, although they are processes without GPU."""
 IMAGE: Final = "ami-12c6146b"
-"""One of the predefined images of moto, the library that fakes AWS.
-
-A launch needs an image, but the local cloud runs only the user data.
-"""
+"""A launch needs an image, here a predefined one of moto, but only the user data runs."""
 MAX_NODES: Final = 64
 EVENTS: Final = "everstep-events"
-"""Name of the queue that receives AWS's events, and of the rule that sends them."""
+"""Queue that receives AWS's events, and rule that sends them."""
 EVENT_PATTERN: Final = {"source": ["aws.ec2", "aws.autoscaling", "aws.health"]}
 USER_DATA: Final = """\
 #!/bin/sh
@@ -94,11 +83,7 @@ done
 exit $code
 """
 START_SECONDS: Final = 120.0
-"""Time limit for the start of a part (a long-lived process of the cluster).
-
-On an overloaded machine, the imports of a part take most of a minute. If a part ends before it is ready, `up` fails
-immediately.
-"""
+"""Limit for the start of a part. On an overloaded machine, its imports take most of a minute."""
 NODES_POLL_SECONDS: Final = 0.1
 T = TypeVar("T")
 
@@ -107,14 +92,13 @@ class StartProgress(Protocol):
     """Receives the steps of `up` to show them to the user."""
 
     def step(self, title: str) -> AbstractContextManager[None]:
-        """Return a context manager. `up` keeps it open while the step `title` runs."""
+        """Return a context manager that is open while the step runs."""
 
 
 class NoProgress:
-    """Receives the progress of `up`, and shows nothing. Replaces `StartProgress` where no user watches."""
+    """Receives the progress of `up`, and shows nothing."""
 
     def step(self, title: str) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Return a context manager that does nothing, because this class shows no progress."""
         return contextlib.nullcontext()
 
 
@@ -122,19 +106,11 @@ class Installation(Protocol):
     """Creates a cluster's AWS resources in place of `LocalCluster`. Only a test implements it, with Terraform."""
 
     def create(self, aws_url: str, keys: LocalKeys) -> str:
-        """Create all resources, and an empty Auto Scaling group `everstep-local` for the nodes. Return the queue's URL.
-
-        Args:
-            aws_url: URL of the local AWS.
-            keys: access key of the local AWS.
-
-        Returns:
-            URL of the queue that receives AWS's events.
-        """
+        """Create all resources, and an empty group `everstep-local`. Return the URL of the queue for AWS's events."""
         ...
 
     def set_node_script(self, user_data: str) -> None:
-        """Replace the user data of the nodes that the group launches from now on."""
+        """Replace the user data of nodes that the group launches from now on."""
         ...
 
 
@@ -145,41 +121,33 @@ class ClusterOptions:
     nodes: int = 4
     spares: int = 1
     max_nodes: int | None = None
-    """MaxSize of the fleet's group: a job cannot have more nodes. None: `nodes` and `spares` together."""
+    """MaxSize of the fleet's group. None: `nodes` and `spares` together."""
     conditions: Conditions = field(default_factory=lambda: Conditions(api_rate_share=1.0))
     node_memory_bytes: int | None = None
-    """Memory for the slots of one node; None: half the available memory, divided by the greatest number of nodes."""
+    """Memory for the slots of one node. In `ClusterOptions`, None means an equal part of half the available memory."""
     detection_seconds: float | None = None
     connect_seconds: float = 120.0
-    """Time limit in seconds until all nodes have connected to the control plane."""
+    """Limit until all nodes have connected."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Additional environment variables of the instances."""
+    """Variables of the instances."""
     control_plane_environment: Mapping[str, str] = field(default_factory=dict)
-    """Additional environment variables of the control plane."""
+    """Additional variables."""
     has_standby: bool = False
-    """Whether to start a second control-plane server at another address. Agents receive both addresses."""
+    """Whether to start a second server at another address. Agents receive both addresses."""
     start_balancer: Callable[[Sequence[str], str, int], str] | None = None
-    """Starts a load balancer in front of the control-plane servers with the given URLs, at the given address and port.
-
-    Port 0: the function chooses the port. The function returns the balancer's URL, which agents and clients then use.
-    None: agents receive the URLs of the servers.
+    """Starts a load balancer for the servers' URLs at an address and port (0: any), and returns its URL. None: no
+    balancer.
     """
     start_storage: Callable[[LocalKeys, str, int], str] | None = None
-    """Starts an S3 server in place of the local AWS's S3, with the given keys, address and port, and returns its URL.
-
-    Port 0: the function chooses the port. None: the local AWS serves S3.
-    """
+    """Starts an S3 server at an address and port (0: any), and returns its URL. None: the local AWS serves S3."""
     installation: Installation | None = None
-    """Creates the queue, the launch template and the Auto Scaling group. None: the cluster creates them."""
+    """Creates queue, launch template and group. None: the cluster creates them."""
     has_namespaces: bool = False
-    """Whether each instance has a network namespace, so that faults can cut and slow its link.
-
-    Without namespaces, all instances share this machine's loopback.
-    """
+    """Whether each instance has a network namespace, so that faults can cut and slow its link."""
     seed: int | None = None
-    """Seed of all randomness in the local AWS. None: a random seed."""
+    """Seed of all randomness in the local AWS. None: random."""
     aws_answers: Path | None = None
-    """File of `everstep aws-conformance`. None: the stored answers of the newest run, if any."""
+    """File of `everstep aws-conformance`. None: the newest stored answers, if any."""
 
     @property
     def most_nodes(self) -> int:
@@ -188,23 +156,23 @@ class ClusterOptions:
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of nodes and the memory of each that a cluster may use."""
+    """Numbers that a cluster may use of this machine."""
 
     max_nodes: int
     node_memory_bytes: int
-    """Memory for the slots of one node."""
+    """Memory for the slots of one node. In `ClusterOptions`, None means an equal part of half the available memory."""
 
 
 class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of the file that describes a running cluster."""
+    """File that describes a running cluster."""
 
     detection_seconds: float | None
     events_queue_url: str = ""
     standby_url: str = ""
     balancer_url: str = ""
-    """URL of the load balancer; empty without one."""
+    """Empty without a load balancer."""
     storage_url: str = ""
-    """URL of the S3 server that replaces the local AWS's S3; empty if the local AWS serves S3."""
+    """Empty if the local AWS serves S3."""
     control_plane_environment: dict[str, str] = {}
     limits: Limits
 
@@ -217,7 +185,7 @@ _COUNTERS = msgspec.json.Decoder(dict[str, dict[str, int]])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStatus:
-    """The status of one long-lived process of a cluster, for example of the control plane."""
+    """The status of one part."""
 
     name: str
     pid: int
@@ -229,16 +197,11 @@ class PartStatus:
 class LocalCluster:
     """One cluster: a local AWS, a control plane, and a fleet whose nodes are processes of this machine.
 
-    As a context manager, the object ends the whole cluster at the end of the block. If this process is killed in the
-    block, a guardian process ends the cluster.
-
-    Args:
-        state_dir: directory for all files of the cluster. Only the user can read it.
-        progress: receives the steps of `up`; None: no output.
+    As a context manager, the object ends the whole cluster at the end of the block. A guardian process does so if this
+    process is killed. Only the user can read `state_dir`.
     """
 
     group: Final = GROUP
-    """Name of the fleet's Auto Scaling group."""
 
     def __init__(self, state_dir: Path, *, progress: StartProgress | None = None) -> None:
         self.state_dir = state_dir.resolve()
@@ -249,7 +212,7 @@ class LocalCluster:
         self._parts = Parts(self._local, self.logs)
         self._progress = progress or NoProgress()
         self.run_id = secrets.token_hex(8)
-        """Id of this object's run. It distinguishes successive clusters in the same directory."""
+        """Distinguishes successive clusters in the same directory."""
         self._guardian: Guardian | None = None
 
     def __enter__(self) -> Self:
@@ -265,13 +228,7 @@ class LocalCluster:
             self._guardian.dismiss()
 
     def up(self, options: ClusterOptions | None = None) -> None:
-        """Start the whole cluster and wait until all nodes have connected.
-
-        Each cluster starts without stored state. The local AWS does not keep its state between runs, so this method
-        also removes the control plane's database.
-
-        Args:
-            options: None: the defaults.
+        """Start the whole cluster without stored state, and wait until all nodes have connected.
 
         Raises:
             PreflightFailed: this machine cannot run the cluster, or the cluster already runs. Nothing was started.
@@ -296,15 +253,10 @@ class LocalCluster:
                 raise
 
     def down(self, *, of_run: str = "") -> None:
-        """End all processes of this cluster, including leftovers of a crash. Idempotent.
+        """End all processes of this cluster, also after a crash. Logs and databases are kept. Idempotent.
 
-        Logs and databases are kept.
-
-        Args:
-            of_run: end the cluster only if the `LocalCluster` with this `run_id` started it. Empty: end it in any case.
-
-        Raises:
-            PreflightFailed: another `up` or `down` is in progress.
+        `of_run` ends only the cluster of the `LocalCluster` with this `run_id`. Empty: any. Raises PreflightFailed if
+        another `up` or `down` is in progress.
         """
         if self.state_dir.exists():
             with self._locked():
@@ -323,11 +275,11 @@ class LocalCluster:
         return self._description().limits
 
     def memory_bytes(self) -> int:
-        """Return the memory that the cluster's processes use, snapshots included. Shared pages count once."""
+        """Return the memory of the cluster's processes and snapshots. Shared pages count once."""
         return sum(map(proportional_bytes, marked_with("EVERSTEP_LOCAL_CLUSTER", str(self.state_dir))))
 
     def status(self) -> tuple[PartStatus, ...]:
-        """Return the status of each process that `up` has recorded in the state directory."""
+        """Return the status of each recorded process."""
         records = [record for name in (AWS, CONTROL_PLANE, STANDBY) if (record := self._parts.record(name))]
         return tuple(
             PartStatus(
@@ -341,72 +293,47 @@ class LocalCluster:
         )
 
     def instances(self) -> dict[str, int]:
-        """Return the pid of every running instance's init process.
+        """Return the pid of every instance's init process, by instance id.
 
-        Returns:
-            Pids by instance id.
-
-        Raises:
-            NotUp: the local AWS does not run.
+        Raises NotUp if the local AWS does not run.
         """
         return self._get("instances", _PIDS)
 
     def conditions(self) -> Conditions:
         """Return the emulated behaviour of the local AWS: delays, capacity, throttling.
 
-        Returns:
-            The current conditions.
-
-        Raises:
-            NotUp: the local AWS does not run.
+        Raises NotUp if the local AWS does not run.
         """
         return self._get("config", CONDITIONS)
 
     def set_conditions(self, conditions: Conditions) -> None:
-        """Replace the emulated behaviour of the running local AWS.
+        """Replace the conditions of the local AWS; fields that are not set have defaults.
 
-        Args:
-            conditions: the new conditions. Fields that are not set have their defaults.
-
-        Raises:
-            NotUp: the local AWS does not run.
+        Raises NotUp if it does not run.
         """
         self._admin("PUT", "config", content=msgspec.json.encode(conditions)).raise_for_status()
 
     @property
     def aws_url(self) -> str:
-        """URL of the local AWS.
-
-        Raises:
-            NotUp: the cluster is not up.
-        """
+        """URL of the local AWS. Raises NotUp if the cluster is not up."""
         return self._ready(AWS)["url"]
 
     @property
     def endpoint_url(self) -> str:
         """URL of the control plane, or of the load balancer in front of its servers.
 
-        Raises:
-            NotUp: the cluster is not up.
+        Raises NotUp if the cluster is not up.
         """
         return self._description().balancer_url or self._ready(CONTROL_PLANE)["url"]
 
     @property
     def token(self) -> str:
-        """The control plane's admin token.
-
-        Raises:
-            NotUp: the cluster is not up.
-        """
+        """The control plane's admin token. Raises NotUp if the cluster is not up."""
         return self.token_file.read_text().strip()
 
     @property
     def token_file(self) -> Path:
-        """Path of the file with the control plane's admin token. Only its owner can read it.
-
-        Raises:
-            NotUp: the cluster is not up.
-        """
+        """Path of the admin token's file, which only its owner can read. Raises NotUp if the cluster is not up."""
         ready = self._parts.ready(CONTROL_PLANE)
         if ready is None:
             raise NotUp(f"no control plane runs in {self.state_dir}: everstep local up")
@@ -414,22 +341,18 @@ class LocalCluster:
 
     @property
     def keys(self) -> LocalKeys:
-        """The access key of this cluster's AWS, generated by `up`.
-
-        Raises:
-            NotUp: the cluster is not up.
-        """
+        """The access key of this cluster's AWS, generated by `up`. Raises NotUp if the cluster is not up."""
         try:
             return LocalKeys.read(self._keys_file)
         except UnusableKeys as error:
             raise NotUp(str(error)) from error
 
     def client(self) -> EverstepClient:
-        """Return a client of this cluster's control plane that uses the admin token."""
+        """Return a client with the admin token."""
         return sdk.client(self.endpoint_url, self.token)
 
     def aws(self, service: str) -> Any:
-        """Return a boto3 client of this cluster's local AWS, with the cluster's access key."""
+        """Return a boto3 client of this cluster's local AWS."""
         other = self._description().storage_url if service == "s3" else ""
         return local_client(service, other or self.aws_url, self.keys)
 
@@ -446,20 +369,14 @@ class LocalCluster:
         }
 
     def kill_control_plane(self, part: str = CONTROL_PLANE) -> None:
-        """SIGKILL a control-plane server, as a crash would. `part` is `CONTROL_PLANE` or `STANDBY`."""
+        """SIGKILL `CONTROL_PLANE` or `STANDBY`."""
         record = self._parts.record(part)
         if record:
             record.process.send(signal.SIGKILL)
             wait_gone([record.process], timeout_seconds=10)
 
     def inject(self, fault: AnyFault) -> Effect:
-        """Inject a fault.
-
-        Args:
-            fault: the fault with its target.
-
-        Returns:
-            The effect of the fault.
+        """Inject a fault and return its effect.
 
         Raises:
             FaultRefused: the fault is impossible in this cloud or for this target. Nothing has changed.
@@ -472,13 +389,9 @@ class LocalCluster:
         return EFFECT.decode(answer.content)
 
     def training_jobs(self) -> list[roles.RoleJob]:
-        """Return the running jobs as the control plane reports them.
+        """Return the nodes and shards of running jobs, which roles can name.
 
-        Returns:
-            The nodes and shards of each job. A fault's target can name one of them by a role such as `job 0 node 2`.
-
-        Raises:
-            NotUp: the control plane does not answer.
+        Raises NotUp if the control plane does not answer.
         """
         try:
             with contextlib.closing(self.client()) as client, failures.translated():
@@ -495,29 +408,18 @@ class LocalCluster:
             raise NotUp(f"the control plane of {self.state_dir} does not list the training jobs: {error}") from error
 
     def aim(self) -> roles.Aim:
-        """Return an object that resolves a fault's target such as `job 0 node 2` to instances of this cluster."""
+        """Return an object that resolves targets such as `job 0 node 2` to instances of this cluster."""
         return roles.Aim(self.training_jobs, self.instances)
 
     def injected(self) -> list[Effect]:
-        """Return the effects of the faults in the local AWS and its instances, oldest first.
+        """Return the effects of the newest thousand faults, oldest first.
 
-        Returns:
-            At most the newest thousand effects.
-
-        Raises:
-            NotUp: the local AWS does not run.
+        Raises NotUp if the local AWS does not run.
         """
         return self._get("faults", EFFECTS)
 
     def clear_faults(self, name: str = "", *, target: str = "") -> list[str]:
-        """Clear lasting faults.
-
-        Args:
-            name: kind of fault; empty: all kinds.
-            target: instance whose link is repaired; empty: all affected instances.
-
-        Returns:
-            One sentence per cleared effect.
+        """Clear lasting faults of one kind (empty: all) for one target (empty: all). Return one sentence per effect.
 
         Raises:
             FaultRefused: the fault is not a lasting fault, or cannot be cleared for a single target.
@@ -527,53 +429,37 @@ class LocalCluster:
         return _SENTENCES.decode(_accepted(self._admin("DELETE", f"faults?{query}")).content)
 
     def calls(self) -> list[RecordedCall]:
-        """Return the newest calls of EC2 and Auto Scaling that are not read-only, by any caller.
+        """Return the newest twenty thousand calls of EC2 and Auto Scaling that are not read-only, oldest first.
 
-        Returns:
-            At most twenty thousand calls, oldest first.
-
-        Raises:
-            NotUp: the local AWS does not run.
+        Raises NotUp if the local AWS does not run.
         """
         return self._get("calls", CALLS)
 
     def wrong_calls(self) -> list[str]:
-        """Return the calls that the local AWS refused because AWS does not document their parameters.
+        """Return calls with undocumented parameters, one sentence each, oldest first.
 
-        Returns:
-            One sentence per call of any process of the cluster, oldest first.
-
-        Raises:
-            NotUp: the local AWS does not run.
+        Raises NotUp if the local AWS does not run.
         """
         return self._get("wrong-calls", _SENTENCES)
 
     def links(self) -> dict[str, dict[str, int]]:
-        """Return the kernel's counters of every instance's link: sent, received and dropped.
+        """Return the kernel's counters of every link by instance; empty without namespaces.
 
-        Returns:
-            Counters by instance id; empty without namespaces.
-
-        Raises:
-            NotUp: the local AWS does not run.
+        Raises NotUp if the local AWS does not run.
         """
         return self._get("links", _COUNTERS)
 
     @property
     def seed(self) -> int:
-        """Seed of all randomness in the local AWS.
-
-        Raises:
-            NotUp: the local AWS does not run.
-        """
+        """Seed of all randomness in the local AWS. Raises NotUp if the local AWS does not run."""
         return int(self._ready(AWS)["seed"])
 
     def kill_rank(self, instance_id: str, rank: int) -> int:
-        """Kill one rank of an instance (the fault `KillRank`), and return the pid of the killed process."""
+        """Kill one rank of an instance, and return the pid."""
         return int(self.inject(KillRank(target=instance_id, rank=rank)).facts["pid"])
 
     def kill_agent(self, instance_id: str) -> int:
-        """Kill the agent of an instance (the fault `KillAgent`), and return the pid of the killed process."""
+        """Kill the agent of an instance, and return the pid."""
         return int(self.inject(KillAgent(target=instance_id)).facts["pid"])
 
     def _replace_control_plane(self, fault: KillControlPlane) -> Effect:
@@ -593,10 +479,7 @@ class LocalCluster:
         )
 
     def restart_control_plane(self, part: str = CONTROL_PLANE) -> None:
-        """End a control-plane server if it runs, and start it again at the same address.
-
-        Args:
-            part: `CONTROL_PLANE` or `STANDBY`.
+        """End `CONTROL_PLANE` or `STANDBY` if it runs, and start it again at the same address.
 
         Raises:
             StartFailed: the control plane did not start again.
@@ -608,14 +491,9 @@ class LocalCluster:
         start(self._description(), host=url.host, port=url.port or 0)
 
     def wait_for_nodes(self, count: int, *, timeout_seconds: float) -> None:
-        """Wait until `count` nodes of the fleet are connected.
+        """Wait until `count` nodes, spares included, are connected.
 
-        Args:
-            count: number of nodes, spares included.
-            timeout_seconds: maximum time to wait.
-
-        Raises:
-            StartFailed: fewer nodes are connected after the timeout, or an agent has ended. The message names the logs.
+        Raises StartFailed, with the names of the logs, after the timeout, or if an agent has ended.
         """
         deadline = time.monotonic() + timeout_seconds
         connected: set[str] = set()
@@ -716,9 +594,9 @@ class LocalCluster:
         return self._parts.wait_ready(record, timeout_seconds=START_SECONDS)
 
     def _create_event_queue(self) -> str:
-        """Create the queue and the rule that send AWS's events to the control plane. Return the queue's URL.
+        """Create the queue and the rule for AWS's events, as an operator does in a real account.
 
-        In a real AWS account, the operator of the control plane creates the queue and the rule.
+        Return the queue's URL.
         """
         queue: str = self.aws("sqs").create_queue(QueueName=EVENTS)["QueueUrl"]
         arn = self.aws("sqs").get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"][
@@ -779,7 +657,7 @@ class LocalCluster:
                 ) from error
 
     def create_group(self, group: str, join_token: str, urls: list[str], *, max_size: int = MAX_NODES) -> None:
-        """Create an Auto Scaling group whose instances run agents that join with this token."""
+        """Create a group whose instances run agents that join with this token."""
         ec2, auto_scaling = self.aws("ec2"), self.aws("autoscaling")
         user_data = self._user_data(join_token, urls)
         (subnet,) = ec2.describe_subnets(Filters=[{"Name": "availability-zone", "Values": [AVAILABILITY_ZONE]}])[
@@ -813,11 +691,9 @@ class LocalCluster:
     # The methods below end the cluster.
 
     def _end_all(self) -> None:
-        """End all processes of the cluster: first those with a record, then those that only have the marker.
-
-        The marker is an environment variable that contains the state directory. Of the recorded processes, the control
-        plane ends first, so that it does not react to the end of its fleet.
-        """
+        """End all processes of the cluster: first those with a record, then those that only have the marker."""
+        # The control plane ends first, so that it does not react to the end of its fleet. The marker, an
+        # environment variable with the state directory, finds processes without a record.
         for part in (STANDBY, CONTROL_PLANE, AWS):
             self._parts.end(part)
         self._end_marked()
@@ -828,10 +704,9 @@ class LocalCluster:
             file.unlink(missing_ok=True)
 
     def _end_marked(self) -> None:
-        """End all remaining processes whose environment names this cluster's state directory, for example instances.
+        """End all remaining processes whose environment names the state directory.
 
-        The cluster keeps no list of its instances' processes. An instance ends by itself when the local AWS ends or
-        crashes. This method kills an instance that has not ended after two seconds.
+        Kill an instance after two seconds.
         """
         for process in marked_with("EVERSTEP_LOCAL_CLUSTER", str(self.state_dir)):
             end(process, grace_seconds=2.0)
@@ -863,7 +738,7 @@ class LocalCluster:
             yield
 
     def _describe(self, description: ClusterFile, **changes: str) -> ClusterFile:
-        """Store the description of the cluster with the given changes, and return it."""
+        """Store the description of the cluster with changes, and return it."""
         description = msgspec.structs.replace(description, **changes)
         write_private(self._local / "cluster.json", msgspec.json.encode(description))
         return description

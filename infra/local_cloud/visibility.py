@@ -1,12 +1,7 @@
 """Delays the effect of changes on EC2's Describe operations, because EC2 is eventually consistent.
 
-Until a delay has passed, answers omit a new instance, and show the earlier state of a changed instance. After that, an
-answer can still omit an instance (`Conditions.describe_omit_share`).
-
-Invariant: only answers of Describe operations differ from the current state. Changes act on the current state. Auto
-Scaling, events and metadata report the current state.
-
-Source: Amazon EC2 Developer Guide, eventual consistency in the Amazon EC2 API.
+Until a delay has passed, answers omit a new instance, and show the earlier state of a changed one. Everything else sees
+the current state. Source: Amazon EC2 Developer Guide, eventual consistency in the Amazon EC2 API.
 """
 
 from __future__ import annotations
@@ -22,30 +17,25 @@ from moto.ec2.models.instances import Instance
 from infra.local_cloud.faults import Faults
 
 DELAYED: Final = frozenset({"DescribeInstances", "DescribeInstanceStatus", "DescribeInstanceTopology"})
-"""Operations of EC2 whose answers show changes only after a delay."""
+"""Operations whose answers show changes only after a delay."""
 State = tuple[str, int]
-"""Name and EC2 code of an instance's state, such as `("running", 16)`."""
+"""Name and EC2 code, such as `("running", 16)`."""
 
 
 @dataclass(slots=True)
 class _Shown:
-    """The states of one instance, as Describe operations show them."""
+    """One instance's states for Describe operations."""
 
     state: State | None = None
-    """The state in answers of Describe operations. None: these answers omit the instance."""
+    """None: answers omit the instance."""
     newest: State | None = None
-    """The current state of the instance, as `note` recorded it last."""
+    """Current, as `note` recorded it last."""
     coming: list[tuple[float, State]] = field(default_factory=list)
     """States newer than `state`, oldest first, each with the monotonic time from which answers contain it."""
 
 
 class Visibility:
-    """The states of all instances as Describe operations show them. The server holds its lock during each call.
-
-    Args:
-        faults: conditions that set the delay and the fraction of instances that answers omit.
-        monotonic: returns the seconds of a monotonic clock.
-    """
+    """The states of all instances as Describe operations show them. The server holds its lock during each call."""
 
     def __init__(self, faults: Faults, monotonic: Callable[[], float]) -> None:
         self._faults = faults
@@ -53,11 +43,9 @@ class Visibility:
         self._shown: dict[str, _Shown] = {}
 
     def note(self, instance: Instance) -> None:
-        """Record the current state of an instance, such as running. Idempotent.
+        """Record the current state of an instance, at which its delay begins. Idempotent.
 
-        Describe operations return a new state only after a delay, which begins with this call. States appear in the
-        order of the changes. The server calls this method before each Describe operation, and whenever it
-        advances the instances.
+        The server calls this before each Describe operation, and whenever it advances the instances.
         """
         shown = self._shown.setdefault(instance.id, _Shown())
         state = (instance._state.name, instance._state.code)
@@ -67,12 +55,12 @@ class Visibility:
             shown.coming.append((max(earliest, self._monotonic() + self._faults.visibility_delay()), state))
 
     def forget(self, instance_id: str) -> None:
-        """Remove the recorded states of an instance that EC2 no longer describes."""
+        """Remove the states of an instance that EC2 no longer describes."""
         self._shown.pop(instance_id, None)
 
     @contextmanager
     def as_described(self, backend: EC2Backend) -> Iterator[None]:
-        """Make moto's Describe operations return delayed states of a region's instances during the `with` block."""
+        """Make moto's Describe operations return delayed states of a region during the `with` block."""
         with ExitStack() as restore:
             reservations = backend.reservations
             restore.callback(setattr, backend, "reservations", reservations)
@@ -86,10 +74,7 @@ class Visibility:
             yield
 
     def _show(self, instance: Instance, restore: ExitStack) -> bool:
-        """Set an instance's state to the state that a delayed response of EC2 would show now.
-
-        Return whether responses of the simulated EC2 contain the instance.
-        """
+        """Set an instance's state to what a delayed answer shows. Return whether answers contain the instance."""
         self.note(instance)
         shown, now = self._shown[instance.id], self._monotonic()
         while shown.coming and shown.coming[0][0] <= now:

@@ -2,8 +2,8 @@
 
     warm-up ─▶ block of steps under one system ─▶ under another ─▶ … ─▶ each system's last copy, compared with the state
 
-The systems are Everstep, lm-resiliency, and no protection. One launch measures all systems in the same processes,
-because step times of separate launches differ by more than the systems' effect.
+One launch measures Everstep, lm-resiliency and no protection in the same processes, because step times of separate
+launches differ by more than the systems' effect.
 """
 
 from __future__ import annotations
@@ -28,17 +28,11 @@ LEARNING_RATE = 1e-3
 TEXT_BYTES = 1_000_000
 LAST_COMMIT_SECONDS = 2.0
 OTHERS_WARM_UP_STEPS = 8
-"""Warm-up steps of every system except Everstep.
-
-A system's first write to a buffer takes several times as long as later writes.
-"""
+"""Steps of every other system, whose first write to a buffer takes several times as long as later ones."""
 SETTLE_STEPS = 20
-"""Maximum number of steps after the measurement in which a system tries to store its last step on both nodes."""
+"""Steps after the measurement, in which a system tries to store its last step on both nodes."""
 LOOK_SECONDS = 0.02
-"""Seconds between two checks whether a step was committed.
-
-A step lasts several times as long, so no commit is missed. A check takes 0.1 ms of CPU time on the measured machine.
-"""
+"""Seconds between two checks of a commit: 0.1 ms of CPU time each, several per step."""
 
 settings = json.loads(os.environ["EVERSTEP_HYPERPARAMETERS"])
 skipped_steps, counted_steps = int(settings["skipped"]), int(settings["counted"])
@@ -50,7 +44,7 @@ from model import GPT, GPTConfig  # noqa: E402  (the example's, as it is)
 
 
 def text() -> torch.Tensor:
-    """Return the source of some standard library modules as token numbers."""
+    """Return the source of some standard library modules as tokens."""
     data = bytearray()
     for path in sorted(Path(os.__file__).parent.glob("[a-z]*.py")):
         data += path.read_bytes()
@@ -60,7 +54,7 @@ def text() -> torch.Tensor:
 
 
 def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield batches of random windows of the text, without end. Each rank has a different random seed."""
+    """Yield batches of random windows of the text, without end, with a seed per rank."""
     tokens, generator = text(), torch.Generator().manual_seed(rank)
     while True:
         starts = torch.randint(len(tokens) - CONTEXT - 1, (BATCH,), generator=generator)
@@ -77,7 +71,7 @@ class Ddp:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
 
     def registered(self) -> dict[str, Any]:
-        """Return the keyword arguments with which `everstep.training.init` registers the model and the optimizer."""
+        """Return the arguments with which `everstep.training.init` registers model and optimizer."""
         return {"model": self.model, "optimizer": self.optimizer}
 
     def forward_and_backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
@@ -88,7 +82,7 @@ class Ddp:
         self.optimizer.step()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the live tensors of the state: parameters and Adam's moments."""
+        """Return the live parameters and Adam's moments."""
         named = {}
         for number, parameter in enumerate(self.model.parameters()):
             named[f"{number}"] = parameter.detach()
@@ -99,7 +93,7 @@ class Ddp:
 
 
 class Zero3(Ddp):
-    """A small character-level GPT under DeepSpeed ZeRO-3, with AdamW."""
+    """The char-GPT under DeepSpeed ZeRO-3, with AdamW."""
 
     def __init__(self) -> None:
         import deepspeed
@@ -143,40 +137,30 @@ class Zero3(Ddp):
 
 
 class Nobody:
-    """Stores no copies of the state, for comparison. Base class of the systems that store copies."""
+    """Stores no copies of the state. Base class of the systems that do."""
 
     def __init__(self, model: Ddp) -> None:
         self._model = model
 
     def boundary(self, number: int, /) -> None:
-        """Start a snapshot of the state after a step. This base class takes no snapshot.
-
-        Args:
-            number: number of the step in this launch, in which all compared systems run one after another.
-        """
+        """Start a snapshot of the state after a step, if the system takes any. Steps are numbered across systems."""
 
     def kept(self, numbers: Collection[int], /) -> int:
-        """Return for how many of the given steps the other node has held a complete copy.
-
-        A copy counts even if a later copy has replaced it. This base class makes no copies, so no step lacks one, and
-        all steps count.
-
-        Args:
-            numbers: numbers of steps, as passed to `boundary`.
-        """
+        """Return for how many of these steps the other node has held a complete copy, perhaps replaced later."""
+        # This class makes no copies, so no step lacks one.
         return len(numbers)
 
     def is_last_kept(self) -> bool:
-        """Return True if every rank's state of the last step is complete on the node that stores its copy.
+        """Return whether every rank's last step is complete on the other node, so that `verified` can compare.
 
-        Only then can `verified` compare the bytes. Collective: every rank calls this.
+        Collective.
         """
         return True
 
     def verified(self) -> bool | None:
-        """Return whether the other node's copy of the last step equals the live model, byte by byte.
+        """Return whether the other node's copy of the last step equals the live model. None without a copy.
 
-        Return None if the system stores no copy. Collective: every rank calls this.
+        Collective.
         """
         return None
 
@@ -185,7 +169,7 @@ class Nobody:
 
 
 class Everstep(Nobody):
-    """Protects the model with an Everstep session, used as in a user's script."""
+    """Protects the model with an Everstep session, as a user's script does."""
 
     def __init__(self, model: Ddp) -> None:
         import everstep.training
@@ -198,7 +182,7 @@ class Everstep(Nobody):
         self._watch = CommitWatch(f"{self._run}/rank-{rank}.word", int(os.environ["EVERSTEP_GENERATION"]), LOOK_SECONDS)
         self._session.restore()
         self._steps: dict[int, int] = {}
-        """Everstep's own number of each step, by the number of the step that `boundary` received."""
+        """Everstep's number of a step, by the number that `boundary` received."""
         self._step = 0
 
     def boundary(self, number: int) -> None:
@@ -222,7 +206,7 @@ class Everstep(Nobody):
 
 
 class LmResiliency(Nobody):
-    """Protects the model with lm-resiliency's manager, used as in `systems.lm_resiliency`."""
+    """Protects the model with lm-resiliency's manager."""
 
     def __init__(self, model: Ddp) -> None:
         # Append lm-resiliency's environment at the end of the path, so that a package that exists in both environments
@@ -238,7 +222,7 @@ class LmResiliency(Nobody):
         self._manager = InMemoryCheckpointManager(config)
         self._number = 0
         self._held: set[int] = set()
-        """Steps of which this rank has received the other rank's state completely. `boundary` adds to this set."""
+        """Steps of which this rank has the other rank's complete state. `boundary` adds to it."""
 
     def boundary(self, number: int) -> None:
         self._number = number
@@ -268,27 +252,27 @@ class LmResiliency(Nobody):
 
 @dataclass
 class Block:
-    """Consecutive steps under one system. The block's first steps are not timed."""
+    """Consecutive steps under one system, the first of which are not timed."""
 
     system: str
     seconds: float = 0.0
-    """Mean duration in seconds of the block's timed steps."""
+    """Mean of the timed steps."""
     cpu_seconds: float = 0.0
-    """Mean CPU time per step of this rank. Rank 0's value also includes the agents' CPU time."""
+    """Mean per step. Rank 0's value includes the agents."""
     numbers: list[int] = field(default_factory=list)
-    """Numbers of all steps of the block, including steps that are not timed."""
+    """Numbers of all steps, also of untimed ones."""
     kept_count: int = 0
 
 
 def cpu_seconds() -> float:
-    """Return the CPU time that this rank has used. Rank 0's value also includes the agents' CPU time."""
+    """Return the CPU time of this rank. Rank 0's value includes the agents."""
     agents = os.environ["BENCH_AGENTS"].split() if rank == 0 else []
     threads = [thread for pid in agents for thread in Path(f"/proc/{pid}/task").iterdir()]
     return time.process_time() + sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
 def main() -> None:
-    """Train under each compared system in turn, and write the measurements of each block of steps to a file."""
+    """Train under each system in turn, and write the measurements to a file."""
     torch.set_num_threads(1)
     torch.manual_seed(7)
     kinds: dict[str, Callable[[], Ddp]] = {"ddp": Ddp, "zero3": Zero3}

@@ -3,9 +3,8 @@
     first launch    first snapshots ─▶ steps with long spans ─▶ with short spans ─▶ bytes compared on the holder ─▶ wait
     later launches  restore, timed from the call ─▶ bytes compared with the first launch's dump ─▶ wait
 
-A span is a wait that replaces forward and backward. To detect commits, a separate thread reads the page that the agent
-writes for the rank. At the end of a launch, the script waits until the benchmark kills a rank or creates the file
-`finish`.
+A thread detects commits on the rank's page. At the end of a launch, the script waits until the benchmark kills a rank
+or creates the file `finish`.
 """
 
 from __future__ import annotations
@@ -31,17 +30,11 @@ from infra.local_cloud.processes import memory_files, memory_of
 
 LOOK_SECONDS = 0.002
 QUIET_RATIO = 0.9
-"""Pause before the first check whether a step is committed, relative to the shortest time to a commit so far.
-
-The pause begins at the step's boundary. It reduces the number of checks, because each check takes 0.1 ms of CPU time
-from the measured work.
+"""Pause from a boundary to the first check of its commit, relative to the shortest time to a commit. A check takes 0.1
+ms of CPU time from the measured work.
 """
 FIRST_SNAPSHOTS = 4
-"""Number of snapshots at the start of a launch that are reported separately.
-
-The first three are audited: Everstep compares them byte by byte with the state. The fourth is the first without an
-audit.
-"""
+"""Snapshots that are reported separately: three audited ones, and the first without an audit."""
 FIRST_STEPS = 60
 SETTLE_STEPS = 100
 COMMIT_PATIENCE_SECONDS = 60.0
@@ -49,29 +42,20 @@ COMMIT_PATIENCE_SECONDS = 60.0
 
 @dataclass
 class Steps:
-    """One rank's measurements of consecutive steps whose waits (in place of forward and backward) are equally long."""
+    """One rank's measurements of consecutive steps with equal spans."""
 
     numbers: list[int] = field(default_factory=list)
     blocked: list[float] = field(default_factory=list)
-    """Seconds for which the session blocked the script in each step.
-
-    A step's value is the duration of its boundary call plus the wait before the optimizer's next change.
-    """
+    """Blocked seconds per step: the boundary call, and the wait before the optimizer's next change."""
     has_snapshot: list[bool] = field(default_factory=list)
     began_at: list[float] = field(default_factory=list)
-    """Monotonic time at which the script called `boundary` after each step."""
+    """Monotonic time of each call of `boundary`."""
     committed_at: list[float | None] = field(default_factory=list)
-    """Time at which the rank's page showed each step as committed. None for a step that was never committed."""
+    """Time at which the page showed each step as committed, or None."""
 
 
 class CommitWatch:
-    """Detects commits in a separate thread, which reads the page that the agent writes for the rank.
-
-    Args:
-        page: name of the page, which the rank's process holds as soon as it is connected.
-        generation: generation whose commits count; the commits of an earlier launch are ignored.
-        look_seconds: seconds between two reads of the page.
-    """
+    """Detects commits of a generation in a thread, which reads the rank's page every `look_seconds`."""
 
     def __init__(self, page: str, generation: int, look_seconds: float = LOOK_SECONDS) -> None:
         self._page = page
@@ -87,10 +71,7 @@ class CommitWatch:
         threading.Thread(target=self._look, daemon=True).start()
 
     def expect(self, step: int) -> None:
-        """Begin to poll whether this step is committed. Called when the script has just passed the step's boundary.
-
-        The first poll follows after a pause, or immediately if an earlier step is not committed yet.
-        """
+        """Begin to poll for a step whose boundary has just passed, after a pause unless an earlier one is missing."""
         with self._changed:
             self._begun = time.perf_counter()
             is_quiet = self._quickest is not None and self.committed >= self._expected
@@ -123,19 +104,13 @@ class CommitWatch:
             self._changed.notify_all()
 
     def wait(self, step: int, seconds: float) -> bool:
-        """Return True if `step` is committed. Wait for at most `seconds`."""
+        """Wait for at most `seconds`, and return whether `step` is committed."""
         with self._changed:
             return self._changed.wait_for(lambda: self.committed >= step, seconds)
 
 
 class Rank:
-    """The training loop of one rank of the job.
-
-    Args:
-        session: the restored session.
-        state: the registered state.
-        watch: detects commits on the rank's page in shared memory.
-    """
+    """The training loop of one rank of the job."""
 
     def __init__(self, session: TrainingSession, state: State, watch: CommitWatch) -> None:
         self._session = session
@@ -143,10 +118,7 @@ class Rank:
         self._watch = watch
 
     def steps(self, count: int, span_seconds: float, *, snapshots: int | None = None) -> Steps:
-        """Train for `count` steps, in the same way as the loop of the compared systems (`loop._steps`).
-
-        With `snapshots`, training ends earlier, when every rank has taken this many snapshots.
-        """
+        """Train `count` steps, as `loop._steps` does, or until every rank has taken `snapshots` snapshots."""
         found = Steps()
         at_boundary = 0.0
         for number in range(count + 1):
@@ -175,7 +147,7 @@ class Rank:
         return found
 
     def settle(self, span_seconds: float) -> int:
-        """Train single steps, each after a pause of `span_seconds`, until a step is committed. Return this step."""
+        """Train steps with a pause before each until one is committed, and return it."""
         for _ in range(SETTLE_STEPS):
             found = self.steps(1, span_seconds)
             # Wait for the commit only if every rank took a snapshot: a step without a snapshot is never committed.
@@ -189,17 +161,9 @@ class Rank:
 
 
 def holder_has(session: TrainingSession, memory: Path, run: str, step: int, rank: int) -> bool:
-    """Compare this rank's slots on every other node with the live state, byte by byte and without digests.
+    """Return whether another node's slot has all bytes of the live state at `step`; False without tensors.
 
-    Args:
-        session: session whose live state is at `step`.
-        memory: this node's folder. The folders of the machine's other nodes have the same parent.
-        run: id of the run.
-        step: the expected step.
-        rank: the shard's rank.
-
-    Returns:
-        Whether another node has every tensor; False for a session without tensors.
+    `memory` is this node's folder. The other nodes' folders have the same parent.
     """
     found = held(memory, run, step, rank)
     if found is None:
@@ -210,10 +174,7 @@ def holder_has(session: TrainingSession, memory: Path, run: str, step: int, rank
 
 
 def held(memory: Path, run: str, step: int, rank: int) -> tuple[Path, SlotHeader] | None:
-    """Return the sealed slot in which another node holds a rank's shard of a step; None if no node holds it.
-
-    For the arguments see `holder_has`.
-    """
+    """Return the sealed slot of a rank's shard of a step on another node, or None."""
     for folder in sorted(memory.parent.glob("everstep-*")):
         files = {} if folder == memory else memory_of(folder)
         for name, path in files.items():
@@ -225,19 +186,12 @@ def held(memory: Path, run: str, step: int, rank: int) -> tuple[Path, SlotHeader
 
 
 def header_of(path: Path) -> SlotHeader:
-    """Read the header of a slot from its file."""
     with path.open("rb") as file:
         return unpack_header(file.read(HEADER_BYTES))
 
 
 def equals(payload: torch.Tensor, header: SlotHeader, live: Mapping[str, torch.Tensor]) -> bool:
-    """Return True if a slot's payload has the bytes of all tensors in `live`. Return False if `live` is empty.
-
-    Args:
-        payload: uint8[payload_bytes].
-        header: the slot's header.
-        live: tensors on any device, by their names in the slot.
-    """
+    """Return whether a slot's payload, uint8[payload_bytes], has the bytes of all `live` tensors; False without any."""
     index = unpack_index(
         bytes(payload[header.index_offset : header.index_offset + header.index_bytes].numpy()), header.index_offset
     )
@@ -250,7 +204,7 @@ def equals(payload: torch.Tensor, header: SlotHeader, live: Mapping[str, torch.T
 
 
 def main() -> None:
-    """Run one rank in one launch of the job: train in the first launch, restore in later launches."""
+    """Run one rank in one launch: train in the first, restore in later ones."""
     settings = everstep.training.hyperparameters(
         state_mib=256, spaced_steps=20, tight_steps=20, span_seconds=0.5, tight_span_seconds=0.1
     )

@@ -1,14 +1,12 @@
-"""Measures the floors of this machine: times that no checkpoint system can beat.
-
-The benchmark starts two processes of this program, which measure together on request.
+"""Measures the floors of this machine, in two processes together.
 
     memcpy      copy of the state's bytes into shared memory with allocated pages, tensor by tensor, in one thread
     digest      xxh3-128 of the same number of bytes
     one_way     rank 0 sends the same number of bytes to rank 1 over one loopback socket with default options
     both_ways   both ranks send the same number of bytes to each other, over one socket per direction
 
-A line on stdin requests one measurement of all floors. The answer is one line of JSON on stdout: seconds by floor. The
-program needs xxhash, so it runs in Everstep's environment.
+A line on stdin requests all floors, answered by a line of JSON: seconds by floor. Needs xxhash, so it runs in
+Everstep's environment.
 """
 
 from __future__ import annotations
@@ -27,22 +25,13 @@ import xxhash
 from benchmarks.data_plane.rank.state import RANKS, Meeting
 
 MAX_BUFFER_BYTES = 512 * 1024**2
-"""Largest size of a buffer in bytes. An operation on more bytes uses the buffer several times.
-
-The limit leaves memory to the measured systems. The buffer is nevertheless far larger than any CPU cache.
-"""
+"""Largest buffer, far larger than any CPU cache. More bytes use it repeatedly, which leaves memory to the systems."""
 TENSOR_BYTES = 4 * 1024**2
 SOCKET_PIECE_BYTES = 8 * 1024**2
 
 
 class Floors:
-    """One of the two processes that measure lower bounds (floors).
-
-    Args:
-        rank: rank 0 listens, and rank 1 connects.
-        meeting: synchronizes both ranks.
-        size: bytes that every measured operation moves.
-    """
+    """One of the two processes. Rank 0 listens, rank 1 connects. Every operation moves `size` bytes."""
 
     def __init__(self, rank: int, meeting: Meeting, size: int) -> None:
         torch.set_num_threads(1)
@@ -57,7 +46,7 @@ class Floors:
         self._lines = self._connect()
 
     def _connect(self) -> tuple[socket.socket, socket.socket]:
-        """Return two connections: the first carries bytes from rank 0 to rank 1, the second from rank 1 to rank 0."""
+        """Return the connections from rank 0 to rank 1, and from rank 1 to rank 0."""
         store = self._meeting.store
         if self._rank == 0:
             with socket.create_server(("127.0.0.1", 0)) as server:
@@ -67,9 +56,7 @@ class Floors:
         return socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port))
 
     def round(self) -> dict[str, float]:
-        """Time every operation (such as a copy or a transfer) once. Both processes run each operation together.
-
-        Return the seconds by the name of the operation."""
+        """Time every operation once, together with the other process. Return the seconds by operation."""
         floors: dict[str, Callable[[], None]] = {
             "memcpy": self._copy,
             "digest": self._digest,
@@ -128,7 +115,7 @@ class Floors:
 
 
 def main(rank: int, port: int, mebibytes: int) -> None:
-    """Measure all lower bounds (floors) once per line on stdin, until the benchmark closes stdin."""
+    """Measure all floors per line on stdin, until it is closed."""
     assert RANKS == 2
     floors = Floors(rank, Meeting(rank, port), mebibytes * 1024**2)
     floors.round()

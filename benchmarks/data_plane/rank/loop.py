@@ -1,14 +1,9 @@
-"""The measured training loop, in which an adapter calls a compared system.
-
-`everstep_job.py` has the same loop for Everstep.
+"""The measured training loop, in which an adapter calls a compared system (for Everstep: `everstep_job.py`).
 
     first snapshot ─▶ steps with long spans ─▶ steps with short spans ─▶ snapshots, each with `Adapter.protect`
     ─▶ byte comparison on the holder ─▶ restores from the own node ─▶ restores from the peer
 
-A span is a wait that replaces forward and backward.
-
-Invariant: the two ranks synchronize before and after every timing, so that they run the same operation at the same
-time.
+The two ranks synchronize before and after every timing, so that they run the same operation at the same time.
 """
 
 from __future__ import annotations
@@ -25,31 +20,31 @@ from benchmarks.data_plane.rank.state import Meeting, State, equal_to_dump, paus
 
 SLOW_SECONDS = 5.0
 SLOW_REPEATS = 3
-"""Repetitions of an operation if one call takes longer than `SLOW_SECONDS`."""
+"""Repetitions of an operation that takes longer than `SLOW_SECONDS`."""
 
 
 @dataclass
 class Samples:
-    """One rank's measured values of one launch, in seconds."""
+    """One rank's measured seconds of one launch."""
 
     state_bytes: int = 0
     first_blocked: float = 0.0
     blocked: list[float] = field(default_factory=list)
-    """Blocked time of each step with a snapshot, including the wait before the optimizer's next change."""
+    """Blocked seconds per step with a snapshot, with the wait before the optimizer's next change."""
     tight_blocked: list[float] = field(default_factory=list)
     first_protect: float = 0.0
     protect: list[float] = field(default_factory=list)
     restore_local: list[float] = field(default_factory=list)
     restore_peer: list[float] = field(default_factory=list)
     verified: dict[str, bool] = field(default_factory=dict)
-    """True for each metric whose byte comparisons on this rank all found equal bytes."""
+    """Whether all byte comparisons on this rank found equal bytes, by metric."""
     private_before_bytes: int = 0
     private_after_bytes: int = 0
     tmpfs_before_bytes: int = 0
     tmpfs_after_bytes: int = 0
 
     def as_dict(self) -> dict[str, object]:
-        """Return the samples as a dict that can be written as JSON."""
+        """Return the samples for JSON."""
         return asdict(self)
 
 
@@ -61,19 +56,9 @@ def measure(
     repeats: Repeats,
     dumps: Path,
 ) -> Samples:
-    """Train with a compared system, take and restore snapshots, and measure each operation.
+    """Train with a compared system, take and restore snapshots, and measure each operation in `offers`.
 
-    Args:
-        make: returns the adapter.
-        offers: names of the metrics that the system supports: blocked, tight_blocked, protect, restore_local,
-            restore_peer, memory.
-        state: this rank's state.
-        meeting: synchronizes the ranks.
-        repeats: number of repetitions of each operation.
-        dumps: folder that both ranks can read, for dumps of the state with which restored states are compared.
-
-    Returns:
-        The values that this rank measured.
+    Both ranks can read `dumps`, with which restored states are compared.
     """
     # Create the adapter before memory is measured, so that the system's imports and helper processes do not count.
     adapter = make(state, meeting)
@@ -136,11 +121,11 @@ def _snapshots(
 
 
 def do_nothing() -> None:
-    """Do nothing. A restore that needs no preparation uses this function as its preparation."""
+    """Prepare nothing for a restore."""
 
 
 def _steps(adapter: Adapter, state: State, meeting: Meeting, count: int, span_seconds: float) -> list[float]:
-    """Train with a snapshot at every step. Return the seconds for which each step was blocked."""
+    """Train with a snapshot at every step. Return the blocked seconds of each."""
     taken: list[float] = []
     at_boundary = 0.0
     for number in range(count + 1):

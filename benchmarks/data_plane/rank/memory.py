@@ -1,7 +1,4 @@
-"""Measures the memory that processes and folders use.
-
-This module imports only the standard library, because the benchmark's main process and the ranks both use it.
-"""
+"""Measures the memory that processes and folders use. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,10 +7,7 @@ from pathlib import Path
 
 
 def private_bytes(*pids: int) -> int:
-    """Return the bytes of anonymous memory that the processes use together.
-
-    A page that n processes share counts as 1/n for each of them. Ended processes count as 0.
-    """
+    """Return the anonymous memory of processes together. A shared page counts once, an ended process as 0."""
     total = 0
     for pid in pids:
         try:
@@ -38,6 +32,6 @@ def own_tree() -> list[int]:
 
 
 def tmpfs_bytes() -> int:
-    """Return the used bytes of /dev/shm, including unlinked files."""
+    """Return the used bytes of /dev/shm, with unlinked files."""
     found = os.statvfs("/dev/shm")
     return (found.f_blocks - found.f_bfree) * found.f_frsize

@@ -3,12 +3,8 @@
     owner     a real `Member`: opens a generation, accepts its rank, fetches the base from the holder, starts the rounds
     holder    Everstep's listener and receiver: receives copies of the rank's shard and sends the shard back
 
-The base is the step that the rank restores. The harness requests the fetch only when the rank already waits for its
-state. Otherwise, the fetch of the small state would end before the rank has built its model.
-
-A line on stdin is a command. The answer is one line of JSON on stdout.
-
-Invariant: the measured code is Everstep's own. This program replaces only the control plane.
+The fetch starts only when the rank waits for its state. Otherwise, the small state would arrive before the model is
+built. A line on stdin is a command, and a line of JSON on stdout its answer.
 """
 
 from __future__ import annotations
@@ -63,27 +59,18 @@ KEY = b"k" * 32
 ADDRESS = "127.0.0.1"
 SOCKET = "ranks.sock"
 SECONDS = 30.0
-"""Value of every timeout in the plan, in seconds. No timeout expires during the benchmark."""
+"""Seconds of every timeout in the plan. None expires."""
 SETTLE_SECONDS = 0.1
-"""Seconds from the rank's first message until the fetch starts. The rank waits for its state by then."""
+"""Seconds from the rank's first message until the fetch. The rank waits by then."""
 ENTRY = "train.py"
 SLOTS, SPARE_BYTES = 5, 256 * 1024**2
-"""Memory of a node for slots: as a multiple of the rank's state, and an additional number of bytes.
-
-Everstep requires memory for four slots: two steps of the node's own shard, and two steps of another node's shard. The
-fifth multiple is a reserve, because a slot is larger than the state. Here, a node stores only one shard, so two of the
-four slots stay unused.
+"""Memory of a node: multiples of the rank's state, and bytes. Everstep requires four slots; the fifth is a reserve,
+because a slot is larger than the state.
 """
 
 
 def plan(generation: int, holder_port: int, base: SlotRecord | None) -> GenerationPlan:
-    """Return the plan of a generation: one rank, which runs on the owner's node.
-
-    Args:
-        generation: number of the generation.
-        holder_port: port of the holder's listener.
-        base: the slot from which the rank restores, on the holder's node. None: training starts at step 0.
-    """
+    """Return the plan of a generation of one rank. `base` is the holder's slot to restore; None: start at step 0."""
     place = ObjectReference(bucket="bench", key="source")
     source_tree = archive()
     timeouts = dict.fromkeys(Timeouts.__struct_fields__, SECONDS)
@@ -133,34 +120,27 @@ def archive() -> bytes:
 
 
 class Ear:
-    """Forwards the events of a generation's rank to the `Member`, and records whether the rank has connected."""
+    """Forwards the events of a generation's rank to the `Member`, and records whether it has connected."""
 
     def __init__(self, lines: RankConnections) -> None:
         self._lines = lines
         self.came = asyncio.Event()
 
     def hello(self, hello: RankHello, line: RankLine) -> bool:
-        """Accept or refuse a rank's connection, and record an accepted one (see `RankEvents.hello`)."""
         is_ours = self._lines.hello(hello, line)
         if is_ours:
             self.came.set()
         return is_ours
 
     def message(self, rank: Rank, message: Message) -> None:
-        """Pass a rank's message to the object that serves the node's ranks (see `RankEvents.message`)."""
         self._lines.message(rank, message)
 
     def lost(self, rank: Rank, line: RankLine) -> None:
-        """Notify the object that serves the node's ranks that a rank's connection has ended (`RankEvents.lost`)."""
         self._lines.lost(rank, line)
 
 
 class Holder:
-    """The holder: a node that receives the rank's replicas, and sends them to the owner's node when this node fetches.
-
-    Args:
-        memory_bytes: memory for slots.
-    """
+    """A node that receives the rank's replicas, and sends them to the owner's node."""
 
     def __init__(self, memory_bytes: int) -> None:
         self._store = SlotStore(HeldFiles(), memory_bytes=memory_bytes)
@@ -172,7 +152,7 @@ class Holder:
         )
 
     async def open(self, generation: int) -> dict[str, Any]:
-        """Open a generation. Return the address at which the holder accepts connections of the owner's node."""
+        """Open a generation. Return the address for connections of the owner's node."""
         await self._listener.revoke()
         self._listener.admit(
             PeerCredentials(JOB, RUN, Generation(generation), HOLDER, KEY, silence_seconds=SECONDS), self._serve
@@ -185,12 +165,7 @@ class Holder:
 
 
 class Owner:
-    """The owner's node: fetches the rank's shard from the holder while the rank waits for it.
-
-    Args:
-        folder: the node's folder for its socket and state.
-        memory_bytes: memory for slots.
-    """
+    """A node that fetches the rank's shard from the holder while the rank waits for it."""
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
         objects = MemoryObjectStore("bench")
@@ -215,12 +190,11 @@ class Owner:
         self._ear: Ear | None = None
 
     async def start(self) -> dict[str, Any]:
-        """Start to accept connections of ranks on this node's socket."""
         await self._ranks.start()
         return {}
 
     async def open(self, generation: int, holder_port: int) -> dict[str, Any]:
-        """Open a generation without any state on this node, so that the rank connects and waits."""
+        """Open a generation without state on this node, so that the rank connects and waits."""
         for slot in self._store.shards.get(RANK, []):
             with slot.file.payload(0, slot.file.header.capacity_bytes) as payload:
                 payload[:] = bytes(payload.nbytes)
@@ -233,11 +207,7 @@ class Owner:
         return {}
 
     async def load(self) -> dict[str, Any]:
-        """Wait until the rank is connected, then fetch its shard from the holder.
-
-        The rank receives its state when the shard is verified. Return the times at which the fetch began and at which
-        the shard was verified.
-        """
+        """Wait for the rank, then fetch its shard. Return when the fetch began and when the shard was verified."""
         assert self._member is not None
         assert self._ear is not None
         await self._ear.came.wait()
@@ -249,10 +219,7 @@ class Owner:
         return {"begun": begun, "loaded": loaded}
 
     async def close(self) -> dict[str, Any]:
-        """End the generation, and return the step that all later generations restore.
-
-        It is the newest step that was in this node's memory when the first generation ended.
-        """
+        """End the generation. Return the newest step in memory when the first one ended, which later ones restore."""
         assert self._member is not None
         await self._member.close()
         records = self._store.inventory()
@@ -261,7 +228,7 @@ class Owner:
 
 
 async def serve(role: str, folder: Path, memory_bytes: int) -> None:
-    """Execute the commands that the benchmark's main process writes to stdin, until stdin is closed."""
+    """Execute the commands on stdin until it is closed."""
     node: Any = Owner(folder, memory_bytes) if role == "owner" else Holder(memory_bytes)
     print("{}", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
@@ -270,7 +237,7 @@ async def serve(role: str, folder: Path, memory_bytes: int) -> None:
 
 
 def main(role: str, folder: Path, mebibytes: int) -> None:
-    """Run the owner's or the holder's node, with the process settings that an agent has."""
+    """Run the owner's or the holder's node, with an agent's process settings."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr
     )

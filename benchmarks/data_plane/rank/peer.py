@@ -13,32 +13,29 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Parameters that the benchmark's main process passes to the process of one rank."""
+    """Parameters of the process of one rank."""
 
     adapter: str
-    """Module and class of the adapter, below the package `systems`."""
+    """Module and class below the package `systems`."""
     offers: list[str]
     rank: int
     state_mib: int
     repeats: dict[str, Any]
     meeting_port: int
     group_port: int
-    """Port at which the compared system's ranks form their process group."""
+    """Port for the process group of the system's ranks."""
     memory: str
-    """Folder on tmpfs for the system's files, shared by both ranks."""
+    """Folder on tmpfs, shared by both ranks."""
     dumps: str
     result: str
 
     def to_json(self) -> str:
-        """Return the parameters as JSON, the program's only argument."""
+        """Return the program's only argument."""
         return json.dumps(asdict(self))
 
 
 def main(text: str) -> None:
-    """Run the measured loop with one adapter, and write the samples to a file.
-
-    `text` is the JSON of a `Launch`, which names the adapter and the file.
-    """
+    """Run the loop with the adapter of a `Launch` (JSON), and write the samples to its file."""
     launch = Launch(**json.loads(text))
     os.environ.update(
         RANK=str(launch.rank),

@@ -1,8 +1,7 @@
 """The training state that every measured system protects, and synchronization of the two ranks.
 
-The state consists of fp32 parameters with the shapes of a transformer, and of Adam's moments.
-
-Invariant: every system gets the same tensor shapes for the same size. Every step changes every byte of a snapshot.
+fp32 parameters with the shapes of a transformer, and Adam's moments: the same shapes for every system. Every step
+changes every byte.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch.distributed as dist
 WIDTH = 512
 RANKS = 2
 GRADIENT = 1e-3
-"""Every element of every gradient. Everstep's snapshots contain gradients that a step leaves uncleared to the next."""
+"""Value of every element. Everstep's snapshots contain gradients that a step leaves uncleared to the next."""
 BLOCK = ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH), (WIDTH,), (WIDTH,))
 BYTES_OF_BLOCK = 3 * 4 * sum(math.prod(shape) for shape in BLOCK)
 
@@ -27,9 +26,7 @@ BYTES_OF_BLOCK = 3 * 4 * sum(math.prod(shape) for shape in BLOCK)
 class State:
     """Parameters with fixed gradients, and Adam after its first step.
 
-    Args:
-        mebibytes: approximate size; rounded to whole transformer blocks.
-        rank: seed of the values, so that the two ranks' states differ.
+    `mebibytes` is rounded to whole transformer blocks. `rank` is the seed of the values.
     """
 
     def __init__(self, mebibytes: int, rank: int) -> None:
@@ -46,7 +43,7 @@ class State:
         self.advance()
 
     def advance(self) -> None:
-        """Clear and write the gradients, as a script and its backward pass do, and run one optimizer step."""
+        """Clear and write the gradients, and run one optimizer step."""
         self.optimizer.zero_grad(set_to_none=False)
         for parameter in self.module:
             assert parameter.grad is not None
@@ -55,7 +52,7 @@ class State:
         self.steps += 1
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors of a snapshot by name, in the same order in every process."""
+        """Yield a snapshot's tensors by name, in the same order in every process."""
         for number, parameter in enumerate(self.module):
             yield f"{number}", parameter.detach()
             kept = self.optimizer.state[parameter]
@@ -64,42 +61,39 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """Total bytes of all tensors that `tensors` yields."""
+        """Bytes of all `tensors`."""
         return sum(tensor.nbytes for _, tensor in self.tensors())
 
     def tree(self) -> dict[str, object]:
-        """Return the live tensors as a state dict, as a training script would pass it to a checkpoint library."""
+        """Return the live tensors as a state dict for a checkpoint library."""
         named = dict(self.tensors())
         model = {name: tensor for name, tensor in named.items() if "." not in name}
         moments = {name: {kind: named[f"{name}.{kind}"] for kind in ("exp_avg", "exp_avg_sq")} for name in model}
         return {"model": model, "optim": moments, "step": self.steps}
 
     def load(self, tree: dict[str, object]) -> None:
-        """Copy a state dict with the structure that the method `tree` returns into the live tensors."""
+        """Copy a state dict like `tree` into the live tensors."""
         for live, saved in zip(leaves(self.tree()), leaves(tree), strict=True):
             live.copy_(saved)
 
     def spoil(self) -> None:
-        """Overwrite all tensors, so that the byte comparison after a restore fails if the restore did nothing.
-
-        The gradients are dropped, because a restarted rank has no gradients before its first backward.
-        """
+        """Overwrite all tensors, and drop the gradients as a restart does, so that a restore without effect fails."""
         for _, tensor in self.tensors():
             tensor.zero_()
         for parameter in self.module:
             parameter.grad = None
 
     def dump(self, path: Path) -> None:
-        """Write the bytes of all tensors in sequence. `equals_dump` later compares the state with this file."""
+        """Write the bytes of all tensors in sequence, for `equals_dump`."""
         dump_tensors((tensor for _, tensor in self.tensors()), path)
 
     def equals_dump(self, path: Path) -> bool:
-        """Return True if every byte of the state equals the file that `dump` wrote."""
+        """Return whether every byte equals the file of `dump`."""
         return equal_to_dump([tensor for _, tensor in self.tensors()], path)
 
 
 def leaves(tree: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a state dict in the order of `State.tree`: the model first, then the optimizer."""
+    """Yield a state dict's tensors in the order of `State.tree`: the model, then the optimizer."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, dict):
@@ -108,14 +102,14 @@ def leaves(tree: object) -> Iterator[torch.Tensor]:
 
 
 def dump_tensors(tensors: Iterable[torch.Tensor], path: Path) -> None:
-    """Write the bytes of all tensors to one file, one tensor after the other."""
+    """Write the bytes of all tensors in sequence."""
     with path.open("wb") as file:
         for tensor in tensors:
             tensor.numpy().tofile(file)
 
 
 def equal_to_dump(tensors: list[torch.Tensor], path: Path) -> bool:
-    """Compare tensors with a dump by bytes, so that NaN equals NaN and 0.0 differs from -0.0."""
+    """Compare tensors with a dump by bytes: NaN equals NaN, and 0.0 differs from -0.0."""
     size = sum(tensor.nbytes for tensor in tensors)
     if path.stat().st_size != size:
         return False
@@ -129,12 +123,7 @@ def equal_to_dump(tensors: list[torch.Tensor], path: Path) -> bool:
 
 
 class Meeting:
-    """Synchronizes the two ranks through a torch store, separately from the measured system's communication.
-
-    Args:
-        rank: rank 0 runs the torch store.
-        port: port of the store.
-    """
+    """Synchronizes the two ranks through a torch store of rank 0, apart from the system's communication."""
 
     def __init__(self, rank: int, port: int) -> None:
         self.rank = rank
@@ -149,16 +138,13 @@ class Meeting:
         self.store.wait([f"met/{self._count}"])
 
     def largest(self, value: float) -> float:
-        """Return the larger of the two ranks' values. Both ranks must call this method."""
+        """Return the larger of the two ranks' values. Collective."""
         self.store.set(f"value/{self._count}/{self.rank}", repr(value))
         self.wait()
         return max(float(self.store.get(f"value/{self._count - 1}/{rank}")) for rank in range(RANKS))
 
     def leave(self) -> None:
-        """Leave the torch store through which the two ranks synchronize.
-
-        Rank 0 runs the store, so it waits until rank 1 has left. Rank 1 returns at once.
-        """
+        """Leave the store. Rank 0, which runs it, waits until rank 1 has left."""
         if self.rank:
             self.store.set("gone", "1")
         else:
@@ -166,19 +152,19 @@ class Meeting:
 
 
 def least(value: int) -> int:
-    """Return the smallest of all ranks' values. Collective: every rank must call this function."""
+    """Return the smallest of all ranks' values. Collective."""
     word = torch.tensor([value])
     dist.all_reduce(word, dist.ReduceOp.MIN)
     return int(word)
 
 
 def leave(path: Path, result: Mapping[str, object]) -> None:
-    """Write a result file atomically, so that the benchmark's main process never reads a partial file."""
+    """Write a result file atomically."""
     scratch = path.with_suffix(".new")
     scratch.write_text(json.dumps(result))
     scratch.replace(path)
 
 
 def pause(seconds: float) -> None:
-    """Sleep in place of the computation of forward and backward. The CPU stays free."""
+    """Sleep in place of forward and backward. The CPU stays free."""
     threading.Event().wait(seconds)

@@ -1,7 +1,6 @@
-"""Program of a rank whose model is ready before its node receives the shard to restore: the rank waits for the shard.
+"""Program of a rank whose model is ready before its node receives the shard to restore.
 
-The benchmark starts it together with `node.py`. For each generation number on stdin, the program runs one session from
-`init` to the session's end. The answer is one line of JSON on stdout.
+For each generation number on stdin, it runs one session, and answers with one line of JSON.
 """
 
 from __future__ import annotations
@@ -19,22 +18,13 @@ from benchmarks.data_plane.rank.state import State
 from everstep.training.session import TrainingSession
 
 COMMIT_SECONDS = 1.0
-"""Longest wait for the commit of a step, in seconds. After this time, the rank trains another step."""
+"""Longest wait for a commit before the rank trains another step."""
 
 
 def launch(state: State, dump: Path, generation: int) -> dict[str, object]:
-    """Run the rank's session of one generation.
+    """Run one generation, and return when the state was restored, and whether it equals `dump`.
 
-    The first generation trains until a step is committed, and writes this step's state to the file `dump`. Later
-    generations restore this step.
-
-    Args:
-        state: the built state.
-        dump: file with the state of the first generation, for the comparison.
-        generation: number of the generation. Generation 1 trains the step that later generations restore.
-
-    Returns:
-        The monotonic time at which the state was restored, and whether every byte equals the dump.
+    Generation 1 trains until a step is committed, and writes its state to `dump`. Later ones restore it.
     """
     os.environ["EVERSTEP_GENERATION"] = str(generation)
     if generation > 1:
@@ -53,10 +43,8 @@ def launch(state: State, dump: Path, generation: int) -> dict[str, object]:
 
 
 def _keep(session: TrainingSession, state: State, watch: CommitWatch) -> None:
-    """Train until a step is committed on both nodes.
-
-    The first steps are never committed, because the agents allocate the rank's slots only after these steps.
-    """
+    """Train until a step is committed on both nodes."""
+    # The first steps never are, because the agents allocate slots only after them.
     is_committed = False
     while not is_committed:
         state.advance()
@@ -67,7 +55,7 @@ def _keep(session: TrainingSession, state: State, watch: CommitWatch) -> None:
 
 
 def main(owner: Path, mebibytes: int) -> None:
-    """Run one training session for each generation number on stdin, until the benchmark closes stdin."""
+    """Run one session per generation number on stdin, until it is closed."""
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     os.environ |= {"EVERSTEP_AGENT_SOCKET": str(owner / SOCKET), "EVERSTEP_JOB_NAME": JOB, "EVERSTEP_RUN_ID": RUN}
     state = State(mebibytes, 0)

@@ -1,4 +1,1 @@
-"""Programs of this benchmark that use the device.
-
-Each program runs in its own process, because a CUDA error makes all later CUDA calls of the process fail.
-"""
+"""Programs that use the device, one process each, because a CUDA error makes all later calls of a process fail."""

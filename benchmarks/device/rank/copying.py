@@ -5,10 +5,8 @@
               after each kind of capture (ring, registered slot, fresh slot), every byte is compared
     restore   floor, restore, restore, floor, … each into a reset state; every byte is compared
 
-Registration pins the memory of a slot with the GPU driver. The bounce ring is a set of pinned buffers, through which
-the product copies while the slot is not registered.
-
-Invariant: the state changes completely between two captures, so earlier content of the slot cannot speed a capture up.
+Registration pins a slot's memory with the GPU driver. Until then, captures copy through the bounce ring of pinned
+buffers. The state changes completely between two captures.
 """
 
 from __future__ import annotations
@@ -25,39 +23,28 @@ from benchmarks.device.rank.state import Slot, State, bytes_of
 from everstep.training.copier import Copier
 
 PINNED_BYTES = 1 << 30
-"""Largest size in bytes of the pinned buffer that plain copies use.
-
-For a larger state, the buffer is copied repeatedly until as many bytes were moved.
-"""
+"""Largest pinned buffer, which is copied repeatedly for a larger state."""
 
 
 @dataclass
 class Captures:
-    """Durations in seconds of all captures of one kind.
-
-    A capture copies through a ring of pinned buffers, or directly into a slot whose memory the GPU driver has pinned.
-    """
+    """Durations of all captures of one kind."""
 
     seconds: list[float] = field(default_factory=list)
-    """Seconds from the start of each capture until the slot contained every byte."""
+    """Seconds until the slot contained every byte."""
     begin_seconds: list[float] = field(default_factory=list)
-    """Seconds for which the start of the capture blocked the training thread."""
+    """Seconds for which the start blocked the training thread."""
     wait_seconds: list[float] = field(default_factory=list)
-    """Seconds from the end of `begin_seconds` until the training thread may change the state."""
+    """Seconds from then until the training thread may change the state."""
     cpu_seconds: list[float] = field(default_factory=list)
-    """CPU seconds that the whole process used during each capture."""
+    """CPU seconds of the whole process during each capture."""
     allocation_count: int = 0
-    """Number of allocations of device memory or pinned memory during the captures. None is expected."""
+    """Allocations of device or pinned memory during the captures. None is expected."""
     equal: list[bool] = field(default_factory=list)
 
 
 class Floor:
-    """Measures the floor: the seconds of plain copies between pinned memory and the device.
-
-    Args:
-        hardware: the device.
-        size: approximate bytes that one measurement moves.
-    """
+    """Measures the seconds of plain copies of about `size` bytes between pinned memory and the device."""
 
     def __init__(self, hardware: Hardware, size: int) -> None:
         self._hardware = hardware
@@ -69,11 +56,11 @@ class Floor:
         self.moved_bytes = self._passes * length
 
     def to_host(self) -> float:
-        """Copy the bytes from the device to pinned memory, and return the duration in seconds."""
+        """Return the seconds of a copy from the device."""
         return self._measure(self._pinned, self._on_device)
 
     def to_device(self) -> float:
-        """Copy the bytes from pinned memory to the device, and return the duration in seconds."""
+        """Return the seconds of a copy to the device."""
         return self._measure(self._on_device, self._pinned)
 
     def _measure(self, target: torch.Tensor, source: torch.Tensor) -> float:
@@ -86,26 +73,15 @@ class Floor:
 
 
 def order(rounds: int) -> Iterator[str]:
-    """Yield `rounds` pairs of A (a plain copy) and B (a capture or restore), in the orders AB and BA by turns."""
+    """Yield `rounds` pairs of A (a plain copy) and B (a capture or restore): AB, BA, AB …"""
     for number in range(rounds):
         yield from "AB" if number % 2 == 0 else "BA"
 
 
 def capture(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[str, object]:
-    """Measure captures of a state into slots of three kinds.
+    """Measure captures through the bounce ring, into a registered slot, and into a fresh slot without pages.
 
-    - An unregistered slot: the capture copies through a ring of pinned buffers (the bounce ring).
-    - A registered slot, whose memory the GPU driver has pinned: the capture copies directly.
-    - A fresh slot, which has no memory pages before its registration.
-
-    Args:
-        hardware: the device that holds the state.
-        size: bytes of the state.
-        rounds: measurements of each kind.
-        folder: folder on tmpfs for two slots.
-
-    Returns:
-        The measurements, in the form that `rows.of_capture` reads.
+    `folder` is on tmpfs. Returns what `rows.of_capture` reads.
     """
     state = State(hardware.device, size)
     slot, registration = Slot(folder / "slot-0", state), Registration()
@@ -161,17 +137,7 @@ def _register(copier: Copier, slot: Slot, registration: Registration) -> dict[st
 
 
 def restore(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[str, object]:
-    """Measure restores of a state from a slot into a reset model and optimizer.
-
-    Args:
-        hardware: the device that holds the state.
-        size: bytes of the state.
-        rounds: number of measurements.
-        folder: folder on tmpfs for a slot.
-
-    Returns:
-        The measurements, in the form that `rows.of_restore` reads.
-    """
+    """Measure restores from a slot on tmpfs into a reset model and optimizer. Returns what `rows.of_restore` reads."""
     state = State(hardware.device, size)
     slot = Slot(folder / "slot-0", state)
     copier = hardware.copier(Registration())

@@ -1,14 +1,9 @@
 """The part `graph`: captures a training step as a CUDA graph during the copy of a snapshot, then replays the graph.
 
-The part checks that the graph's capture succeeds during the copy, and that snapshots between replays have the right
-bytes.
-
-    copier: a copy starts and waits ──▶ continues once the graph's capture has started ──▶ ends, and another slot is
-            registered, before the graph's capture ends
-    graph:  replays with a snapshot after each; every snapshot is compared with a clone of the state, and the final
-    weights with the weights after the same steps without a graph
-
-Invariant: the copy waits until the graph's capture has started, and ends before the graph's capture ends.
+copier: a copy starts and waits ──▶ continues once the graph's capture has started ──▶ ends, and another slot is
+        registered, before the graph's capture ends
+graph:  replays with a snapshot after each; every snapshot is compared with a clone of the state, and the final
+        weights with the weights after the same steps without a graph
 """
 
 from __future__ import annotations
@@ -31,21 +26,13 @@ BATCH = 64
 WARM_UP = 3
 PATIENCE_SECONDS = 60.0
 TOLERANCE = 1e-2
-"""Allowed difference between a weight after replays of the graph and after as many single steps.
-
-The difference is relative to the largest weight. The weights may differ slightly, because the graph can sum in another
-order than single steps. If a step were missing, the weights would differ by more than this value.
+"""Difference between weights with and without a graph, relative to the largest weight. A graph can sum in another
+order; a missing step would differ by more.
 """
 
 
 class Model:
-    """A few layers whose training step can be captured as a graph.
-
-    All its state is on the device, including the optimizer's step count.
-
-    Args:
-        device: the device.
-    """
+    """A few layers whose step can be captured. All state is on the device, with the optimizer's step count."""
 
     def __init__(self, device: torch.device) -> None:
         torch.manual_seed(11)
@@ -55,13 +42,13 @@ class Model:
         self._optimizer = torch.optim.AdamW(self._net.parameters(), lr=1e-3, capturable=device.type == "cuda")
 
     def step(self) -> None:
-        """Run one training step. The benchmark captures this function as a CUDA graph."""
+        """Run one training step, which is captured as a graph."""
         self._optimizer.zero_grad(set_to_none=False)
         torch.nn.functional.mse_loss(self._net(self._inputs), self._targets).backward()
         self._optimizer.step()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the network's weights and the optimizer's state as tensors, by name."""
+        """Return weights and optimizer state by name."""
         named = {name: parameter.detach() for name, parameter in self._net.named_parameters()}
         for name, parameter in self._net.named_parameters():
             named |= {f"{name}/{key}": value for key, value in self._optimizer.state[parameter].items()}
@@ -73,16 +60,9 @@ class Model:
 
 
 def survives(hardware: Hardware, size: int, replays: int, folder: Path) -> dict[str, object]:
-    """Capture a CUDA graph during a snapshot's copy. Then replay the graph, and take a snapshot after each replay.
+    """Capture a graph during a snapshot's copy of `size` bytes. Then replay it, with a snapshot after each replay.
 
-    Args:
-        hardware: the device.
-        size: bytes of the state that is copied during the graph's capture.
-        replays: replays of the graph.
-        folder: folder on tmpfs for slots.
-
-    Returns:
-        The measurements, in the form that `rows.of_graph` reads.
+    `folder` is on tmpfs. Returns what `rows.of_graph` reads.
     """
     gate, registration = threading.Event(), Registration()
     state = State(hardware.device, size)
@@ -145,7 +125,7 @@ def survives(hardware: Hardware, size: int, replays: int, folder: Path) -> dict[
 
 
 class _Kept:
-    """A slot file for the model's snapshots, and the copies that fill the slot."""
+    """A slot file for the model's snapshots, with its copies."""
 
     def __init__(self, model: Model, path: Path) -> None:
         tensors = [StateTensor(name, tensor, True) for name, tensor in model.tensors().items()]

@@ -1,9 +1,6 @@
-"""The operations on the device that the benchmark's parts use.
+"""The operations on the device that the parts use: `Cuda` is a real GPU, `Host` runs the same code without CUDA.
 
-`Cuda` is a real GPU. `Host` runs the same code without CUDA calls, and its times describe no device.
-
-Invariant: parts use CUDA only through this module. A part that passes its tests on the host can therefore fail on a GPU
-only in this module's calls.
+A part that passes its tests on the host can fail on a GPU only in this module's calls.
 """
 
 from __future__ import annotations
@@ -30,19 +27,16 @@ REGISTRATION_SECONDS = 120.0
 
 
 class Registration:
-    """Records each piece of memory that a copier registers with the GPU driver, and the duration of the registration.
-
-    The copier's thread adds the pieces.
-    """
+    """Records each piece of memory that a copier registers with the GPU driver. The copier's thread adds pieces."""
 
     def __init__(self) -> None:
         self.pieces: list[tuple[int, float]] = []
-        """(bytes, seconds) of each registered piece."""
+        """(bytes, seconds) of each piece."""
         self.refused_bytes = 0
         self._changed = threading.Condition()
 
     def add(self, size: int, seconds: float, *, is_taken: bool) -> None:
-        """Record that the driver has registered a piece of memory, or has refused it if `is_taken` is False."""
+        """Record a registered piece, or a refused one if not `is_taken`."""
         with self._changed:
             if is_taken:
                 self.pieces.append((size, seconds))
@@ -52,14 +46,12 @@ class Registration:
 
     @property
     def registered_bytes(self) -> int:
-        """Total bytes of all memory that the GPU driver has registered."""
         return sum(size for size, _ in self.pieces)
 
     def wait(self, size: int) -> None:
-        """Wait until the copier has registered `size` bytes in total.
+        """Wait until `size` bytes are registered.
 
-        Raises:
-            RuntimeError: the driver rejected a piece, or registration takes too long.
+        Raises RuntimeError if the driver rejected a piece, or it takes too long.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.refused_bytes or self.registered_bytes >= size, REGISTRATION_SECONDS)
@@ -69,13 +61,7 @@ class Registration:
 
 
 class WatchedDevice(CudaDevice):
-    """The product's `CudaDevice`, which also records registered memory and can delay copies.
-
-    Args:
-        index: index of the device.
-        registration: receives each registered piece.
-        gate: called before each copy; the copy starts when the call returns.
-    """
+    """The product's `CudaDevice`, which also records registered memory and calls `gate` before each copy."""
 
     def __init__(self, index: int, registration: Registration, gate: Callable[[], object]) -> None:
         super().__init__(index)
@@ -94,52 +80,49 @@ class WatchedDevice(CudaDevice):
 
 
 class Timeline(Protocol):
-    """Records points in time on the training stream (as CUDA events do)."""
+    """Points in time on the training stream, as CUDA events."""
 
     def mark(self) -> None:
-        """Record a mark at the current end of the training stream, without waiting."""
+        """Record a mark at the end of the training stream, without waiting."""
 
     def seconds(self) -> list[float]:
-        """Wait for the device, return the seconds between consecutive calls of `mark`, and delete the marks."""
+        """Wait for the device, return the seconds between consecutive marks, and delete the marks."""
 
 
 class Hardware(Protocol):
-    """A device, and the operations on it that the parts of the benchmark (capture, restore, graph) need."""
+    """A device, and the operations on it that the parts need."""
 
     device: torch.device
 
     def copier(self, registration: Registration, gate: Callable[[], object] = lambda: None) -> Copier:
-        """Return Everstep's copier, which copies snapshots from this device into slots."""
+        """Return Everstep's copier from this device into slots."""
 
     def pinned(self, size: int) -> torch.Tensor:
-        """Return pinned host memory as uint8[size]."""
+        """Return pinned host memory, uint8[size]."""
 
     def synchronize(self) -> None:
         """Wait until the device has finished all queued work."""
 
     def allocation_count(self) -> int:
-        """Return the number of allocations of device or pinned memory in this process."""
+        """Return this process's allocations of device or pinned memory."""
 
     def free_bytes(self) -> int:
         """Return the device's free memory."""
 
     def timeline(self) -> Timeline:
-        """Return a new timeline, which has recorded no point in time yet."""
+        """Return a new timeline."""
 
     def synchronizations(self) -> AbstractContextManager[list[str]]:
-        """Yield a list of torch's warnings about calls that waited for the device during the `with` block."""
+        """Yield torch's warnings about calls that waited for the device during the `with` block."""
 
     def graph(self, step: Callable[[], object], during: Callable[[], object], *, warm_up: int) -> Callable[[], object]:
-        """Run `step` `warm_up` times, then capture `step` as a graph. Call `during` while the capture is in progress.
-
-        Return a function that replays the graph.
-        """
+        """Run `step` `warm_up` times, then capture it while `during` runs. Return a function that replays the graph."""
 
     def fence(self, ticket: CopyTicket) -> None:
         """Make later work of the training stream wait for a copy, as Everstep's guard does."""
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return the autocast context for the model's forward pass."""
+        """Return the autocast context of the forward pass."""
 
 
 class _CudaTimeline:
@@ -159,11 +142,7 @@ class _CudaTimeline:
 
 
 class Cuda:
-    """The operations on a real GPU.
-
-    Args:
-        index: index of the device.
-    """
+    """The operations on a real GPU."""
 
     def __init__(self, index: int = 0) -> None:
         torch.cuda.set_device(index)
@@ -238,11 +217,7 @@ class _HostTimeline:
 
 
 class Host:
-    """Host memory in place of a GPU, for tests of the benchmark's own code.
-
-    Args:
-        make_copier: returns a replacement for the device's copier.
-    """
+    """Host memory in place of a GPU, for tests of the benchmark's own code."""
 
     def __init__(
         self,
@@ -286,11 +261,7 @@ class Host:
 
 
 def hardware_of(name: str) -> Hardware:
-    """Return the hardware named `cuda` or `cpu`.
-
-    Raises:
-        RuntimeError: torch sees no such device.
-    """
+    """Return the hardware named `cuda` or `cpu`. Raises RuntimeError if torch sees no such device."""
     if name == HOST:
         return Host()
     if not torch.cuda.is_available():

@@ -1,7 +1,4 @@
-"""Program that runs one part: `python -m benchmarks.device.rank.part capture|restore|graph --device cuda …`.
-
-The program writes the measurements of the part to a JSON file.
-"""
+"""Program that runs one part: `python -m benchmarks.device.rank.part capture|restore|graph --device cuda …`."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ PARTS: dict[str, Callable[[Hardware, int, int, Path], dict[str, object]]] = {
 
 
 def main() -> None:
-    """Run the part of the device benchmark that the command line names, and write its result to a file."""
+    """Run the part of the command line, and write its result to a file."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.device.rank.part")
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--device", choices=(CUDA, HOST), required=True)

@@ -1,7 +1,4 @@
-"""Prints the identification of the device as JSON. Without a device, it prints a message and exits with code 1.
-
-The benchmark's main process runs this program as a child process, so that it does not import torch itself.
-"""
+"""Prints the identification of the device as JSON, or a message with exit code 1, so that its caller needs no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ UNKNOWN = "unknown"
 
 
 def told_by_driver() -> dict[str, str]:
-    """Return nvidia-smi's facts about the first device. A missing fact has the value `UNKNOWN`."""
+    """Return nvidia-smi's facts about the first device. A missing fact is `UNKNOWN`."""
     program = shutil.which("nvidia-smi")
     answers = [UNKNOWN] * len(QUERY)
     if program is not None:

@@ -1,7 +1,7 @@
-"""A state of a chosen size and slots for the state. Both work as in a training session, but without an agent.
+"""A state of a chosen size and slots for the state, as in a training session, but without an agent.
 
-Invariant: the measured code is Everstep's: `RankState` and its adapter, `CapturePlan`, `SlotMemory`,
-`read_snapshot`. The one exception is the slot's header: this module writes it in place of the agent.
+The measured code is Everstep's: `RankState` and its adapter, `CapturePlan`, `SlotMemory`, `read_snapshot`. Only the
+slot's header is written here in place of the agent.
 """
 
 from __future__ import annotations
@@ -28,19 +28,16 @@ RUN = "d" * 32
 WIDTH = 2048
 BLOCK = ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH), *((WIDTH,),) * 4)
 SMALL = (16, 64, 256, 1024, 4096)
-"""Element counts of small parameters such as norms, biases and gates."""
+"""Elements of small parameters such as norms, biases and gates."""
 SMALL_COUNT = 1000
 BYTES_A_PARAMETER = 12
-"""Bytes of state per parameter: its value and Adam's two moments, in fp32."""
+"""Its value and Adam's two moments, in fp32."""
 SHARE_OF_SMALL = 0.05
-"""Largest fraction of the state's bytes that small parameters may have. It limits their number in a small state."""
+"""Largest share of the state's bytes."""
 
 
 def shapes(size: int) -> Iterator[tuple[int, ...]]:
-    """Yield parameter shapes for a state of at least `size` bytes.
-
-    The state has many small parameters, and then as many whole transformer blocks as necessary.
-    """
+    """Yield many small shapes and then whole transformer blocks, for at least `size` bytes."""
     elements = -(-size // BYTES_A_PARAMETER)
     small = 0
     for number in range(SMALL_COUNT):
@@ -59,9 +56,7 @@ def shapes(size: int) -> Iterator[tuple[int, ...]]:
 class State:
     """Parameters and an Adam optimizer after its first step, registered as a training session registers them.
 
-    Args:
-        device: device of all tensors except Adam's step counts, which are on the host.
-        size: minimum size of the state in bytes.
+    Adam's step counts are on the host. `size` is the minimum in bytes.
     """
 
     def __init__(self, device: torch.device, size: int) -> None:
@@ -79,11 +74,11 @@ class State:
         self.optimizer.step()
 
     def observe(self) -> Observed:
-        """Return Everstep's description of the current state, from which it plans a capture."""
+        """Return Everstep's description of the state, from which it plans a capture."""
         return self.rank_state.observe()
 
     def forget(self) -> None:
-        """Reset the state as if the rank had restarted: other parameter values, and an optimizer without moments."""
+        """Reset the state as a restart does: other values, and an optimizer without moments."""
         for parameter in self.model:
             parameter.grad = None
             with torch.no_grad():
@@ -91,17 +86,12 @@ class State:
         self.optimizer.state.clear()
 
     def live(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of the model and the optimizer, by their names in a slot."""
+        """Return the tensors by their names in a slot."""
         return {item.name: item.tensor.detach() for items in self.observe().lists for item in items}
 
 
 class Slot:
-    """A slot file on tmpfs that holds one captured state.
-
-    Args:
-        path: path on tmpfs; the created file has no allocated memory yet.
-        state: the state to store.
-    """
+    """A slot file on tmpfs that holds one captured state. The created file has no allocated memory yet."""
 
     def __init__(self, path: Path, state: State) -> None:
         observed = state.observe()
@@ -115,20 +105,17 @@ class Slot:
 
     @property
     def mapped_bytes(self) -> int:
-        """Bytes of the slot's memory mapping, including the header."""
+        """Including the header."""
         return self.memory.span[1]
 
     def copies(self) -> Copies:
-        """Return the copy operations (tensor, place in this slot) of a capture of the current state."""
+        """Return the copy operations of a capture of the current state."""
         observed = self.state.observe()
         assert self.plan.fits(observed.tensors)
         return Copies([item.tensor.detach() for item in observed.tensors], self.memory.views(self.plan))
 
     def seal(self) -> None:
-        """Write the index and the sealed header of a captured slot.
-
-        In a job, the session writes the index, and the agent writes the header.
-        """
+        """Write index and sealed header, as session and agent do in a job."""
         observed = self.state.observe()
         index_bytes = self.memory.write_values(self.plan, observed.values)
         environment = self.state.environment
@@ -149,10 +136,7 @@ class Slot:
             file.write(pack_header(header))
 
     def is_equal(self) -> bool:
-        """Return True if the slot file has the same bytes as the live state.
-
-        The comparison uses a separate mapping of the file and not the copier.
-        """
+        """Compare the slot file with the live state, through a separate mapping and without the copier."""
         file = torch.from_file(
             str(self.path), shared=True, size=HEADER_BYTES + self.plan.index_offset, dtype=torch.uint8
         )
@@ -166,10 +150,9 @@ class Slot:
         )
 
     def restore(self) -> tuple[float, float]:
-        """Restore the live state from the slot, as a session does.
+        """Restore the live state as a session does.
 
-        Returns:
-            (seconds of the whole restore, seconds of its first part, which maps the slot).
+        Return the seconds, and those of its first part, which maps the slot.
         """
         environment = self.state.environment
         named = Welcome(generation=Generation(1), word_path="", base_step=Step(1), base_slot_path=str(self.path))

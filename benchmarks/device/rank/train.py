@@ -1,17 +1,11 @@
-"""Training script of the GPU benchmark's job, which has two ranks.
-
-Rank 0 trains a GPT on the device. Rank 1 uses no GPU and runs on the node that holds rank 0's shard. It finishes the
-same number of steps with a tiny state. The job needs rank 1, because a holder must be another node of the job.
+"""Training script of the GPU benchmark's job: rank 0 trains a GPT on the device, rank 1's node holds its shard.
 
     warm-up ─▶ blocks of steps, with snapshots (A) and without (B), ABBA…    timed by events on the training stream
             ─▶ steps with snapshots, each cloned at its boundary             compared with the holder's bytes
 
-In a block without snapshots, the script makes no call to the session. A block starts after the previous block has
-finished on the device and on the holder. The first step of each block is not counted: the host has not yet queued work
-ahead of the device, and Everstep may have proposed no snapshot of this step. No step reads a value from the device,
-because the host would then wait for the device. torch warns about calls that wait, and the script records the warnings.
-
-Rank 0 announces each step to rank 1 over gloo without waiting for rank 1.
+A block starts when the device and the holder have finished the previous one. Its first step is not counted, because the
+host has not queued work ahead. No step reads a value from the device; torch's warnings about waits are recorded. Rank 0
+announces each step to rank 1, which has a tiny state, over gloo without waiting.
 """
 
 from __future__ import annotations
@@ -35,21 +29,15 @@ from everstep.protocol.slot import HEADER_BYTES, SlotHeader
 from everstep.training.session import TrainingSession
 
 SETTLE_SECONDS = 5.0
-"""Longest wait for a step's commit. A step without a snapshot is never committed."""
+"""Longest wait for a commit. A step without a snapshot is never committed."""
 TAKE_SECONDS = 0.2
 LOOK_SECONDS = 0.005
 NO_BOUNDARY_SECONDS = 600.0
-"""Time limit that the script declares to Everstep for a block of steps without boundaries.
-
-Without this declaration, the control plane would consider the rank stuck.
-"""
+"""Declared limit for a block without boundaries, so that the rank does not count as stuck."""
 VOCABULARY = 128
 WORDS_KEPT = 8
 SHARE_OF_MEMORY = 0.6
-"""Share of the free memory that the final byte comparison may use, on the device and on the host.
-
-The device's memory contains clones of the state. The host's memory contains copies of the holder's slots.
-"""
+"""Share of free memory for the final comparison: clones on the device, copies of the holder's slots on the host."""
 
 settings = everstep.training.hyperparameters(
     device="cuda",
@@ -72,11 +60,7 @@ from model import GPT, GPTConfig  # noqa: E402  (the example's, as it is)
 
 
 class Model:
-    """The GPT and its batches, on the device.
-
-    Args:
-        hardware: the device.
-    """
+    """The GPT and its batches, on the device."""
 
     def __init__(self, hardware: Hardware) -> None:
         torch.manual_seed(7)
@@ -93,7 +77,7 @@ class Model:
         self._offsets = torch.arange(settings.context + 1, device=hardware.device)
 
     def step(self) -> torch.Tensor:
-        """Run an optimizer step; return the mean loss as a tensor on the device."""
+        """Run an optimizer step; return the mean loss on the device."""
         losses = []
         for _ in range(settings.accumulate):
             starts = torch.randint(
@@ -110,13 +94,13 @@ class Model:
 
 
 class Partner:
-    """Sends rank 0's announcements of steps to rank 1, without waiting for rank 1."""
+    """Sends rank 0's announcements of steps to rank 1, without waiting."""
 
     def __init__(self) -> None:
         self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()
 
     def tell(self, word: int) -> None:
-        """Send rank 1 a 1 if rank 0 makes another step, or a 0 if rank 0 ends."""
+        """Send rank 1 a 1 for another step, or a 0 at the end."""
         tensor = torch.tensor([word])
         work = dist.isend(tensor, 1)
         assert work is not None
@@ -125,7 +109,7 @@ class Partner:
             self._sent.popleft()[0].wait()
 
     def end(self) -> None:
-        """Notify rank 1 that training has ended, and wait until rank 1 has received all announcements of steps."""
+        """Announce the end, and wait until rank 1 has received all announcements."""
         self.tell(0)
         for work, _ in self._sent:
             work.wait()
@@ -133,25 +117,18 @@ class Partner:
 
 @dataclass
 class Verified:
-    """Result of the final steps: rank 0 compares its bytes with the copy on rank 1's node (the holder)."""
+    """The comparison of the final steps with the holder's copy."""
 
     steps: list[int] = field(default_factory=list)
     committed: list[int] = field(default_factory=list)
     equal: list[int] = field(default_factory=list)
     torn: list[int] = field(default_factory=list)
     unseen: list[int] = field(default_factory=list)
-    """Committed steps that were not compared, because a later snapshot overwrote the holder's slot before it was read.
-    """
+    """Committed steps whose slot was overwritten before it was read."""
 
 
 class Holder:
-    """Copies rank 0's slots in a separate thread, as a holder would, before later snapshots overwrite them.
-
-    Args:
-        memory: folder of rank 0's node on tmpfs.
-        run: id of the run.
-        watch: reads the committed steps from rank 0's page.
-    """
+    """Copies rank 0's slots in a thread, as a holder would, before later snapshots overwrite them."""
 
     def __init__(self, memory: Path, run: str, watch: CommitWatch) -> None:
         self._memory, self._run, self._watch = memory, run, watch
@@ -163,13 +140,13 @@ class Holder:
         self._thread.start()
 
     def want(self, step: int) -> None:
-        """Request a copy of the slot with this step. The copying thread makes it after the step's commit."""
+        """Request a copy of the slot of a step, after its commit."""
         with self._changed:
             self._wanted.append(step)
             self._changed.notify()
 
     def end(self) -> None:
-        """Wait until the copying thread has handled every step that `want` has requested, then end the thread."""
+        """Wait for every requested step, then end the thread."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
@@ -198,14 +175,7 @@ class Holder:
 
 
 class Trainer:
-    """The training loop of rank 0, with steps with and without snapshots.
-
-    Args:
-        hardware: the device.
-        model: the model on the device.
-        session: the restored session.
-        watch: observes the rank's commits.
-    """
+    """The training loop of rank 0."""
 
     def __init__(self, hardware: Hardware, model: Model, session: TrainingSession, watch: CommitWatch) -> None:
         self._hardware, self._model, self._session, self._watch = hardware, model, session, watch
@@ -213,10 +183,10 @@ class Trainer:
         self._last = 0
         self._waits: list[str] = []
         self._counted: list[int] = []
-        """Steps with snapshots whose duration counts in the result."""
+        """Steps with snapshots whose duration counts."""
 
     def step(self, *, is_kept: bool) -> None:
-        """Run one step. With `is_kept`, call the session's `boundary` after it."""
+        """Run one step. With `is_kept`, call `boundary` after it."""
         loss = self._model.step()
         if is_kept:
             self._session.log(loss=loss)
@@ -228,13 +198,13 @@ class Trainer:
         self._watch.expect(self._last)
 
     def settle(self) -> None:
-        """Wait until the device has no work and the last step is committed, for at most `SETTLE_SECONDS`."""
+        """Wait until the device is idle and the last step is committed, for at most `SETTLE_SECONDS`."""
         self._session.fence()
         self._hardware.synchronize()
         self._watch.wait(self._last, SETTLE_SECONDS)
 
     def block(self, kind: str) -> list[float]:
-        """Run `block_steps` steps, and return the seconds of each, timed by events on the training stream."""
+        """Run `block_steps` steps, and return the seconds of each on the training stream."""
         self.settle()
         timeline, is_kept = self._hardware.timeline(), kind == "A"
         with contextlib.nullcontext() if is_kept else self._session.phase("eval", limit_seconds=NO_BOUNDARY_SECONDS):
@@ -248,16 +218,13 @@ class Trainer:
             return timeline.seconds()
 
     def warm_up(self) -> None:
-        """Run the first steps with snapshots, in which the GPU driver pins the slots.
-
-        In addition, Everstep compares the first snapshots byte by byte with the state.
-        """
+        """Run the first steps with snapshots, in which the driver pins the slots and Everstep audits snapshots."""
         for _ in range(settings.warm_up):
             self.step(is_kept=True)
         self.settle()
 
     def blocks(self) -> dict[str, object]:
-        """Run blocks of steps with (A) and without (B) snapshots, in the order ABBA."""
+        """Run blocks with (A) and without (B) snapshots, ABBA."""
         blocked = len(self._session.blocked_seconds)
         seconds = [self.block(kind) for kind in settings.order]
         self.settle()
@@ -271,10 +238,7 @@ class Trainer:
         }
 
     def verified(self, memory: Path, run: str, state_bytes: int) -> Verified:
-        """Run steps with snapshots, and compare all bytes of each committed step with the holder's copy.
-
-        The number of steps is limited by the memory for clones of the state.
-        """
+        """Run as many steps with snapshots as memory permits, and compare all committed bytes with the holder's."""
         found, holder, clones = Verified(), Holder(memory, run, self._watch), {}
         room = int(SHARE_OF_MEMORY * min(self._hardware.free_bytes(), _available_bytes()) / state_bytes)
         for _ in range(max(1, min(settings.verified_steps, room))):
@@ -296,7 +260,7 @@ class Trainer:
         return found
 
     def end(self) -> None:
-        """Announce to rank 1 that training has ended."""
+        """Announce the end to rank 1."""
         self._partner.end()
 
 
@@ -333,7 +297,7 @@ def train() -> None:
 
 
 def keep_step() -> None:
-    """Run rank 1: call `boundary` as often as rank 0, with a tiny state."""
+    """Run rank 1: call `boundary` as often as rank 0."""
     torch.manual_seed(rank)
     net = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

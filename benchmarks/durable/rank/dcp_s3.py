@@ -1,7 +1,4 @@
-"""A storage writer for torch.distributed.checkpoint (DCP) that sends each file to S3 as one object, with boto3.
-
-DCP writes one file per rank, and one file with metadata. Neither DCP nor another installed package has a writer for S3.
-"""
+"""A storage writer for torch.distributed.checkpoint (DCP) that sends each file to S3 with boto3. DCP has none."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ BUCKET = "bench"
 
 @cache
 def client() -> Any:
-    """Return this process's boto3 client of the S3 server that the environment variables name."""
+    """Return this process's boto3 client."""
     import boto3
     from botocore.config import Config
 
@@ -31,11 +28,11 @@ class _Object(io.BytesIO):
     """A file in memory. DCP closes it before its content is sent, so `close` has no effect."""
 
     def close(self) -> None:
-        """Do nothing, because the file's content is sent to S3 after DCP has closed the file."""
+        """Do nothing."""
 
 
 class S3Files(FileSystemBase):
-    """The file operations that DCP's writer needs, on objects in S3. A path is an object's key."""
+    """DCP's file operations on objects in S3. A path is an object's key."""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], _: str) -> Generator[io.IOBase, None, None]:
@@ -74,11 +71,7 @@ class S3Files(FileSystemBase):
 
 
 class S3Writer(FileSystemWriter):
-    """DCP's own writer, with S3 in place of the file system.
-
-    Args:
-        prefix: prefix of the checkpoint's keys.
-    """
+    """DCP's own writer, with keys below `prefix` in S3 in place of files."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__(prefix, sync_files=False)

@@ -1,10 +1,7 @@
 """Runs a rank that trains in the first generation, and restores this generation's last step in later generations.
 
-Each line on stdin describes a generation in JSON. For each line, the process runs one session and answers with a line.
-A later generation may have more or fewer ranks than the first generation.
-
-Invariant: the rank builds its model before the session begins, and the model's weights differ from the restored
-weights.
+Each line on stdin describes a generation, with any number of ranks; the answer is one line. The rank builds its model,
+with other weights, before the session begins.
 """
 
 from __future__ import annotations
@@ -26,14 +23,11 @@ from benchmarks.durable.rank.model import Training, freeze_imports
 from benchmarks.durable.rank.sizes import ModelSize
 
 STEPS = 6
-"""Number of steps in the first generation. The session commits the last step when the script closes the session."""
+"""Steps in the first generation, whose last step is committed when the script closes the session."""
 
 
 def digest_of(training: Training) -> str:
-    """Return a digest of all parameters and Adam moments of the model.
-
-    Each tensor is first gathered from all ranks, so every rank must call this function.
-    """
+    """Return a digest of all parameters and Adam moments. Collective."""
     digest = hashlib.sha256()
     for parameter in training.model.parameters():
         kept = training.optimizer.state[parameter]
@@ -44,11 +38,7 @@ def digest_of(training: Training) -> str:
 
 
 def launch(size: ModelSize, generation: int) -> dict[str, object]:
-    """Run the training session of this rank in one generation.
-
-    Returns:
-        The monotonic time at which `restore` returned, and a digest of the model and its optimizer state.
-    """
+    """Run the session of one generation. Return when `restore` returned, and a digest of model and optimizer."""
     training = Training(size, seed=generation)
     session = everstep.training.init(model=training.model, optimizer=training.optimizer)
     base = session.restore()
@@ -64,7 +54,7 @@ def launch(size: ModelSize, generation: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Read one load task per line of stdin, run it as one training session, and print its result as JSON."""
+    """Run one session per line of stdin, and print its result as JSON."""
     freeze_imports()
     print("{}", flush=True)
     for line in sys.stdin:

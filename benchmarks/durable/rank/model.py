@@ -21,21 +21,14 @@ LEARNING_RATE = 1e-3
 
 
 def freeze_imports() -> None:
-    """Exclude all objects that exist after the imports from garbage collections, as in warm ranks of Everstep.
-
-    Without this call, single collections pause a rank for up to 0.6 s on a busy machine, at any step or load.
-    """
+    """Exclude all objects after the imports from garbage collections, as in warm ranks of Everstep."""
+    # Otherwise, single collections pause a rank for up to 0.6 s on a busy machine.
     gc.collect()
     gc.freeze()
 
 
 class Training:
-    """A model under AdamW, on random tokens. All ranks of the process group create it together.
-
-    Args:
-        size: sizes of the model and the batch.
-        seed: seed of the weights. Ranks of one job need the same seed.
-    """
+    """A model under AdamW, on random tokens. All ranks create it together, with the same seed."""
 
     def __init__(self, size: ModelSize, seed: int) -> None:
         torch.set_num_threads(1)
@@ -61,5 +54,5 @@ class Training:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of this rank's parameters and of AdamW's two moments."""
+        """Bytes of this rank's parameters and AdamW's two moments."""
         return 3 * sum(each.to_local().nbytes for each in self.model.parameters())  # type: ignore[attr-defined]

@@ -4,11 +4,8 @@
                         ▲ unix socket
                       rank with a session
 
-A line on stdin is a command. The answer is one line of JSON on stdout. The harness makes the plans in place of the
-control plane (`benchmarks.durable.members`).
-
-Invariant: the measured code is Everstep's own. This program replaces only the control plane and the agent's connection
-to it.
+A line on stdin is a command, answered by a line of JSON. The harness (`benchmarks.durable.members`) replaces the
+control plane.
 """
 
 from __future__ import annotations
@@ -45,29 +42,19 @@ from worker.storage.object_store import ObjectStore
 from worker.storage.s3 import s3_store
 
 SETTLE_SECONDS = 0.5
-"""Seconds from a rank's first message until its load may begin.
-
-The rank waits for its state by then, also if six ranks connect at once on two cores.
+"""Seconds from a rank's first message until its load. It waits by then, also if six ranks connect at once on two cores.
 """
 BUCKET = "bench"
 STORED = "stored"
-"""Name of the node's file that lists finished uploads.
-
-Each line has the uploaded step and the monotonic time at which the upload ended.
-"""
+"""File with a line per finished upload: step and monotonic time of its end."""
 SPARE_BYTES = 64 * 1024**2
 KEY_BYTES = 32
 
 
 class BenchNode:
-    """A node that takes part in the generations that the benchmark's main process (the harness) starts.
+    """A node in the generations that the harness starts.
 
     Each async method is a command of the harness. It returns the answer, `{}` if there is nothing to report.
-
-    Args:
-        node_id: id of the node.
-        folder: the node's folder on tmpfs.
-        memory_bytes: memory for slots.
     """
 
     def __init__(self, node_id: NodeId, folder: Path, memory_bytes: int) -> None:
@@ -95,17 +82,12 @@ class BenchNode:
         self._stored = 0
 
     async def start(self) -> dict[str, Any]:
-        """Listen for ranks. Return the port of the node's listener."""
+        """Listen for ranks. Return the listener's port."""
         await self._ranks.start()
         return {"port": self._listener.port}
 
     async def open(self, plan: str, source: str) -> dict[str, Any]:
-        """Open a generation, so that its rank can connect.
-
-        Args:
-            plan: the encoded plan in base64. Each node has one rank.
-            source: the plan's source archive in base64.
-        """
+        """Open a generation for its rank. Plan and source archive are in base64."""
         decoded = decode(base64.b64decode(plan), GenerationPlan)
         self._objects.put_bytes(decoded.script.source.object, base64.b64decode(source))
         key = bytes([decoded.generation % 256]) * KEY_BYTES
@@ -131,13 +113,13 @@ class BenchNode:
         return {}
 
     async def load(self) -> dict[str, Any]:
-        """Load the shard of this node's rank into a slot, from the sources that the plan names."""
+        """Load this node's shard into a slot, from the sources in the plan."""
         assert self._member is not None
         await self._member.base.load()
         return {}
 
     async def begin(self) -> dict[str, Any]:
-        """Take part in the commits of steps from now on, and send the waiting rank its state, so that it trains."""
+        """Join the rounds from now on, and send the waiting rank its state."""
         assert self._member is not None
         self._member.begin_rounds(is_restarted=False)
         return {}
@@ -148,7 +130,7 @@ class BenchNode:
         return found
 
     async def drop(self, rank: int) -> dict[str, Any]:
-        """Empty all slots of one shard, as if this node had never held it."""
+        """Empty a shard's slots, as if this node had never held it."""
         for slot in self._store.shards.get(Rank(rank), []):
             slot.digests = None
             slot.file.empty()
@@ -162,7 +144,7 @@ class BenchNode:
 
 
 async def serve(node_id: str, folder: Path, memory_bytes: int) -> None:
-    """Execute the commands that the benchmark's main process writes to stdin, until stdin is closed."""
+    """Execute the commands on stdin until it is closed."""
     node = BenchNode(NodeId(node_id), folder, memory_bytes)
     print("{}", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
@@ -171,7 +153,7 @@ async def serve(node_id: str, folder: Path, memory_bytes: int) -> None:
 
 
 def main(node_id: str, folder: Path, mebibytes: int) -> None:
-    """Run a node in this process, with the process settings that an agent has."""
+    """Run a node with an agent's process settings."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr
     )

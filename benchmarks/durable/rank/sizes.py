@@ -1,22 +1,16 @@
-"""Defines the sizes of the measured jobs.
-
-The module does not import torch, because the benchmark's main process also uses it and must not import torch.
-"""
+"""Defines the sizes of the measured jobs, without torch, which the benchmark's main process must not import."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 SETTLE_STEPS = 4
-"""Number of uncounted steps at the start of each block of steps in `rank.uploading`.
-
-The block's checkpoint stores the last of these steps.
-"""
+"""Uncounted steps at the start of a block in `rank.uploading`, the last of which the checkpoint stores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Sizes of the model and of a rank's batch."""
+    """Sizes of the model and a rank's batch."""
 
     layers: int
     width: int

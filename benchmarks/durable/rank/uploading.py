@@ -2,14 +2,9 @@
 
     warm-up ─▶ block without a checkpoint ─▶ block with Everstep ─▶ block with DCP ─▶ … ─▶ the same blocks again
 
-One launch contains all systems, in the same processes, because step times of separate launches differ by more than the
-systems' effect. The systems are:
-
-- `floor`: no checkpoint, and no session
-- `everstep`: a session that takes snapshots. The agents upload one snapshot of the block.
-- `dcp`: DCP's `async_save`, with a process as the writer
-
-Invariant: an upload ends before the next block begins.
+One launch contains all systems, because step times of separate launches differ by more than their effect: `floor` (no
+session), `everstep` (the agents upload one snapshot), and `dcp` (`async_save` with a process as the writer). An upload
+ends before the next block begins.
 """
 
 from __future__ import annotations
@@ -41,87 +36,70 @@ from benchmarks.durable.rank.sizes import SETTLE_STEPS, ModelSize
 from benchmarks.traces import whole_rows
 
 WARM_UP_PERIODS = 1
-"""Length of the warm-up with Everstep, as a multiple of the number of steps in a block.
-
-During the warm-up, the session compares its first snapshots byte by byte with the state, and the agent allocates the
-slots.
-"""
+"""Blocks of warm-up, in which the session audits its first snapshots and the agent allocates slots."""
 STORE_SECONDS = 60.0
-"""Longest wait after the counted steps for the end of Everstep's upload."""
+"""Seconds for the end of Everstep's upload after the counted steps."""
 LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of a rank, which the benchmark's main process passes as JSON."""
+    """JSON of the benchmark's main process."""
 
     size: ModelSize
     order: Sequence[str]
-    """System that stores a checkpoint in each block, in order. The module's docstring lists the systems."""
+    """System of each block."""
     steps: int
-    """Number of steps in each block whose duration counts."""
+    """Number of counted steps in each block."""
 
 
 @dataclass(kw_only=True)
 class Block:
-    """One rank's measurements of one block: steps during which one system stores a checkpoint.
-
-    Times are seconds of the monotonic clock.
-    """
+    """One rank's measurements of one block. Times are seconds of the monotonic clock."""
 
     system: str
     saved_at: float = 0.0
-    """Time at which the rank finished the step that the checkpoint stores."""
+    """End of the step that the checkpoint stores."""
     resumed_at: float = 0.0
-    """Time at which the call that begins the checkpoint returned, so that training went on."""
+    """Return of the call that begins the checkpoint."""
     stored_at: float = 0.0
-    """Time at which this rank's part of the checkpoint was stored."""
+    """Time at which this rank's part was stored."""
     ended_at: list[float] = field(default_factory=list)
-    """Time at which each counted step ended."""
+    """End of each counted step."""
     waited: list[float] = field(default_factory=list)
-    """Seconds of each counted step in which the training thread did not run: it waited for a core, a lock or an event.
-
-    If the hypervisor stops the thread's core, the thread counts as running. Other virtual machines therefore hardly
-    change this time.
-    """
+    """Seconds of each counted step in which the training thread waited for a core, a lock or an event."""
+    # A core that the hypervisor stops counts as running, so other virtual machines hardly change this time.
     save_seconds: float = 0.0
-    """Seconds for which the checkpoint blocked the training thread.
-
-    For Everstep, this is the median over the block's snapshots. The time of a snapshot includes the wait for its copy
-    in the next step.
-    """
+    """Blocked time of training. For Everstep, the median of the block's snapshots, with the wait for the copy."""
     state_bytes: int = 0
-    """Bytes of this rank's state."""
+    """Bytes of this rank."""
     helper_seconds: float = 0.0
-    """CPU time of this rank's node and of the rank's child processes, from the checkpoint's step to the block's end."""
+    """CPU time of this rank's node and child processes, from the checkpoint's step to the block's end."""
 
 
 class Nothing:
-    """The system `floor`, which stores nothing. Base class of the systems that store a checkpoint."""
+    """The system `floor`, base class of the others."""
 
     def __init__(self, training: Training, settings: Settings) -> None:
         self._training = training
         self._settings = settings
 
     def train(self) -> None:
-        """Train one step."""
         self._training.forward_and_backward()
         self._training.step()
 
     def save(self, _: Block) -> float:
-        """Do nothing. Subclasses begin to store the last step, and return the seconds that training was blocked."""
+        """Do nothing. Subclasses begin to store the last step, and return the blocked seconds."""
         return 0.0
 
     def finish(self, _: Block) -> None:
-        """Do nothing. Subclasses wait until the checkpoint that `save` began is stored, and delete it."""
+        """Do nothing. Subclasses wait for the checkpoint, and delete it."""
 
 
 class Everstep(Nothing):
-    """The system `everstep`: a training session with the default budget for snapshots (`MaxSlowdown`).
+    """The system `everstep`: a session with the default `MaxSlowdown`.
 
-    Each block of steps that the benchmark measures begins with some steps whose durations are not counted. The plan's
-    field `EverySteps` requests an upload of the last of these steps. If the budget skips the snapshot of this step, the
-    agents upload the next snapshot.
+    `EverySteps` requests an upload of the last uncounted step, or of the next snapshot if the budget skips it.
     """
 
     def __init__(self, training: Training, settings: Settings) -> None:
@@ -156,12 +134,11 @@ class Everstep(Nothing):
         raise TimeoutError(f"no step since {self._due} was stored within {STORE_SECONDS:.0f} s")
 
     def close(self) -> None:
-        """End the session."""
         self._session.close()
 
 
 class Dcp(Nothing):
-    """The system `dcp`: `async_save` with a process as the writer, which sends one object per rank to S3."""
+    """The system `dcp`, which sends one object per rank to S3."""
 
     def __init__(self, training: Training, settings: Settings) -> None:
         super().__init__(training, settings)
@@ -207,7 +184,7 @@ class Dcp(Nothing):
             S3Writer(f"dcp{self._count}").remove()
 
     def close(self) -> None:
-        """Release the shared memory into which DCP copies the state before its process sends the state to S3."""
+        """Release the memory shared with DCP's process."""
         self._stager.close()
 
 
@@ -219,15 +196,12 @@ SYSTEMS: dict[str, Callable[[Training, Settings], Nothing]] = {
 
 
 def period(settings: Settings) -> int:
-    """Return the number of steps in the turn of one system. In its turn, a system stores one checkpoint.
-
-    This is also the number of steps between two checkpoints of Everstep.
-    """
+    """Return the number of steps in the turn of one system, and between two checkpoints of Everstep."""
     return SETTLE_STEPS + settings.steps
 
 
 def helper_seconds() -> float:
-    """Return the CPU seconds of the process that runs this rank's node, and of the rank's child processes."""
+    """Return the CPU seconds of this rank's node and child processes."""
     mine = os.getpid()
     pids = [int(os.environ["BENCH_NODE_PID"]), *(pid for pid in own_tree() if pid != mine)]
     # Field 14 of the file is the user time, field 15 the system time. Both include threads that have ended.
@@ -236,14 +210,14 @@ def helper_seconds() -> float:
 
 
 def _waiting_seconds(work: Callable[[], None]) -> float:
-    """Run `work`, and return the seconds in which this thread did not run meanwhile."""
+    """Return the seconds in which this thread did not run during `work`."""
     begun, used = time.monotonic(), time.thread_time()
     work()
     return time.monotonic() - begun - (time.thread_time() - used)
 
 
 def run(settings: Settings) -> list[Block]:
-    """Train all blocks of steps in order, and return the measurements of each block."""
+    """Train all blocks in order, and return the measurements of each."""
     training = Training(settings.size, seed=7)
     training.forward_and_backward()
     training.step()  # Creates the optimizer's state, which the systems store, too.
@@ -271,10 +245,7 @@ def run(settings: Settings) -> list[Block]:
 
 
 def main(words: str) -> None:
-    """Train all blocks of steps, print their measurements as one line, and exit when the benchmark closes stdin.
-
-    In each block, one system stores one checkpoint.
-    """
+    """Train all blocks, print the measurements as one line, and exit when stdin is closed."""
     freeze_imports()
     given = json.loads(words)
     settings = Settings(**{**given, "size": ModelSize(**given["size"])})

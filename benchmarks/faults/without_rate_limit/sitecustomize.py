@@ -1,7 +1,4 @@
-"""Lets agents send snapshots over a slow link without a rate limit, for comparison.
-
-Python imports this module at its start if PYTHONPATH contains this folder.
-"""
+"""Lets agents send snapshots over a slow link without a rate limit. Python imports it if PYTHONPATH has its folder."""
 
 from __future__ import annotations
 

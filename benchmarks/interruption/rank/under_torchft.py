@@ -1,10 +1,9 @@
 """The training program under torchft: one replica group with one rank, which continues when the other group ends.
 
-When the other group has restarted, this group sends its state to the restarted group. The program averages gradients
-with one `Manager.allreduce`. It does not use torchft 0.2.0's DistributedDataParallel, because an assertion in that
-class ends the surviving group if the other group disappears during a collective.
+    under_torchft.py RANK           TORCHFT_LIGHTHOUSE names the lighthouse
 
-under_torchft.py RANK           TORCHFT_LIGHTHOUSE names the lighthouse
+It averages gradients with `Manager.allreduce`, because an assertion in torchft 0.2.0's DistributedDataParallel ends the
+surviving group if the other one disappears during a collective.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ inner = work.make_optimizer(model)
 
 
 def state() -> dict[str, object]:
-    """Return the state that a live replica group sends to a group that has restarted."""
+    """Return the state for a restarted group."""
     return {"model": model.state_dict(), "optimizer": inner.state_dict()}
 
 
 def load(state: dict[str, dict[str, object]]) -> None:
-    """Load the state that the live replica group has sent to this restarted group."""
+    """Load the live group's state."""
     model.load_state_dict(state["model"])
     inner.load_state_dict(state["optimizer"])
 

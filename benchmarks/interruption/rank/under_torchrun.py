@@ -1,8 +1,7 @@
-"""The training program under torchrun. It writes a checkpoint to shared memory every few steps.
+"""The training program under torchrun, with checkpoints in shared memory. Each start restores the newest.
 
-Each start restores the newest checkpoint.
-
-under_torchrun.py KIND WAY FOLDER EVERY     KIND: ddp, zero3; WAY: torch_save, dcp; EVERY: steps between two checkpoints
+under_torchrun.py KIND WAY FOLDER EVERY     KIND: ddp, zero3; WAY: torch_save, dcp; EVERY: steps between two
+    checkpoints
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ batches = work.Batches()
 
 
 def state() -> dict[str, object]:
-    """Return the state as a state dict, to save it or to load a checkpoint into its tensors."""
+    """Return the state as a state dict."""
     return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
 
 def save(step: int) -> None:
-    """Save a checkpoint, write its step to the file `newest`, and remove all but the last two checkpoints."""
+    """Save a checkpoint, write its step to `newest`, and remove all but the last two."""
     home = folder / f"step-{step}"
     if kind == "zero3":
         model.save_checkpoint(str(folder), tag=home.name)
@@ -63,7 +62,7 @@ def save(step: int) -> None:
 
 
 def restore() -> int:
-    """Restore the newest checkpoint; return its step, or 0 if no checkpoint exists."""
+    """Restore the newest checkpoint; return its step, or 0 without one."""
     if not newest.exists():
         return 0
     step = int(newest.read_text())

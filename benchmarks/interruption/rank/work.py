@@ -1,6 +1,6 @@
-"""The training work under every system: a small GPT, batches that depend only on step and rank, and a trace.
+"""The training work under every system: a small GPT, batches by step and rank, and a trace.
 
-The scripts import this module from their own folder, because some run in virtual environments without Everstep.
+Scripts import it from their own folder, because some run in environments without Everstep.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch.optim import AdamW
 
 BATCH, CONTEXT, VOCABULARY = 4, 64, 128
 STEP_SECONDS = 0.1
-"""Minimum seconds of a step. On a machine with two cores, a system needs this time to store every step."""
+"""Shortest step. On two cores, a system needs this time to store every step."""
 MANY_STEPS = 1_000_000
-"""Number of steps of a job, larger than any benchmark needs. The benchmark stops the job after its measurements."""
+"""A number that no run reaches. The benchmark stops the job."""
 DEEPSPEED = {
     "train_micro_batch_size_per_gpu": BATCH,
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 1000, "reduce_bucket_size": 1_000_000},
@@ -31,7 +31,7 @@ DEEPSPEED = {
 
 
 def prepare() -> None:
-    """Configure torch the same way for every system: one thread, and the same initial weights on every rank."""
+    """Configure torch alike for every system: one thread, and the same initial weights."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     torch.set_num_threads(1)
     torch.manual_seed(7)
@@ -42,22 +42,17 @@ def make_model() -> torch.nn.Module:
 
 
 def make_optimizer(model: torch.nn.Module) -> AdamW:
-    """Return a new optimizer of the model."""
     return AdamW(model.parameters(), lr=1e-3)
 
 
 class Batches:
-    """Yields the training batch of each step.
-
-    Each batch is returned at least `STEP_SECONDS` after the previous batch. The wait replaces the computation of a
-    larger model.
-    """
+    """Yields batches, at least `STEP_SECONDS` apart, in place of the computation of a larger model."""
 
     def __init__(self) -> None:
         self._came_at = float("-inf")
 
     def of(self, step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the batch of one step: tokens int64[BATCH, CONTEXT], and the next token of each token."""
+        """Return a step's tokens int64[BATCH, CONTEXT], and the next token of each."""
         threading.Event().wait(max(0.0, self._came_at + STEP_SECONDS - time.monotonic()))
         self._came_at = time.monotonic()
         tokens = torch.randint(
@@ -67,10 +62,9 @@ class Batches:
 
 
 class Trace:
-    """A rank's trace file: one line per finished step, in the format of `benchmarks.traces`.
+    """A rank's trace file in the format of `benchmarks.traces`.
 
-    The first number of a line is the monotonic time in milliseconds at which the rank's process started. A restarted
-    process therefore has a larger number.
+    The first number of a line is the start of the rank's process in monotonic milliseconds, larger after a restart.
     """
 
     def __init__(self, rank: int) -> None:
@@ -82,5 +76,5 @@ class Trace:
         scratch.replace(folder / f"rank{rank}.pid")
 
     def finished(self, step: int) -> None:
-        """Write to the rank's trace that a step is finished."""
+        """Record that a step is finished."""
         self._file.write(f"{self._start} {step} {time.monotonic():.6f}\n")

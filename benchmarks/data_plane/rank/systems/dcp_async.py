@@ -1,7 +1,4 @@
-"""Adapters of torch.distributed.checkpoint's `async_save`, which writes files on tmpfs in a thread or a process.
-
-`async_save` sends no bytes to another node.
-"""
+"""Adapters of torch.distributed.checkpoint's `async_save` to files on tmpfs, without bytes to another node."""
 
 from __future__ import annotations
 
@@ -17,8 +14,6 @@ from benchmarks.data_plane.rank.state import Meeting, State
 
 
 class DcpAsync:
-    """Adapter of DCP's `async_save` with a thread as the writer; see `Adapter`."""
-
     writer = AsyncCheckpointerType.THREAD
     is_shared = False
 
@@ -49,7 +44,7 @@ class DcpAsync:
 
     @property
     def _folder(self) -> str:
-        """Return one of two folders alternately, because a save must not overwrite the last complete checkpoint."""
+        """Return one of two folders alternately, because a save must not overwrite the last checkpoint."""
         return str(self._memory / f"step{self._count % 2}")
 
     def fence(self) -> None:
@@ -70,10 +65,7 @@ class DcpAsync:
 
 
 class DcpAsyncProcess(DcpAsync):
-    """Adapter of DCP's `async_save` with a process as the writer.
-
-    The rank copies its state into memory that it shares with this process.
-    """
+    """Adapter with a process as the writer, with which the rank shares memory."""
 
     writer = AsyncCheckpointerType.PROCESS
     is_shared = True

@@ -1,7 +1,4 @@
-"""Adapter of DeepSpeed's `save_checkpoint`, which writes files on tmpfs.
-
-Each rank has an engine with world size 1, so that each rank has a complete state.
-"""
+"""Adapter of DeepSpeed's `save_checkpoint` to files on tmpfs, with world size 1: each rank has a complete state."""
 
 from __future__ import annotations
 
@@ -15,8 +12,6 @@ from benchmarks.data_plane.rank.state import Meeting, State
 
 
 class DeepSpeedSave:
-    """Adapter of DeepSpeed's `save_checkpoint`; see `Adapter`."""
-
     def __init__(self, state: State, meeting: Meeting, memory: Path) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

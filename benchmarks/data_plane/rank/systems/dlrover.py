@@ -1,7 +1,4 @@
-"""Adapter of DLRover's flash checkpoint, which copies the state into the memory of the rank's node.
-
-Two nodes run one rank each, without DLRover's master.
-"""
+"""Adapter of DLRover's flash checkpoint, which copies the state into the memory of the rank's node. No master runs."""
 
 from __future__ import annotations
 
@@ -18,13 +15,10 @@ SAVER = "from dlrover.trainer.torch.flash_checkpoint.engine import start_async_s
 
 
 class DlroverFlash:
-    """Adapter of DLRover's flash checkpoint; see `Adapter`.
+    """Adapter of DLRover's flash checkpoint; see `Adapter`. Its released version cannot restore from a peer.
 
-    The adapter offers no restores from a peer, because the released version of DLRover cannot do them: its
-    `load_checkpoint` returns nothing from a replica.
-
-    DLRover's saver, which stores the snapshots, is a separate process here, as under `dlrover-run`. If the training
-    process forks the saver instead, the saver sometimes fails to start.
+    The saver is a separate process, as under `dlrover-run`, because one that the training process forks sometimes fails
+    to start.
     """
 
     def __init__(self, state: State, meeting: Meeting, memory: Path) -> None:

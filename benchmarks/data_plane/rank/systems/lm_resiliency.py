@@ -1,8 +1,4 @@
-"""Adapter of lm-resiliency, which keeps snapshots in the private memory of the training processes.
-
-As in the paper about GEMINI, each of the two training processes holds its own snapshot and a copy of the other
-process's snapshot.
-"""
+"""Adapter of lm-resiliency: each of two processes holds its own snapshot and a copy of the other's, as in GEMINI."""
 
 from __future__ import annotations
 
@@ -17,8 +13,6 @@ from benchmarks.data_plane.rank.state import Meeting, State
 
 
 class LmResiliency:
-    """Adapter of lm-resiliency; see `Adapter`."""
-
     gives_back_own_state = True
 
     def __init__(self, state: State, meeting: Meeting, memory: Path) -> None:
@@ -67,10 +61,7 @@ class LmResiliency:
         self._state.load(tree)
 
     def restore_peer(self) -> None:
-        """Restore with lm-resiliency's transfer function over connections that the adapter sets up.
-
-        The adapter does so because lm-resiliency's own `load` never requests a snapshot from the other node.
-        """
+        """Restore with lm-resiliency's transfer function, because its own `load` never asks the other node."""
         self._fetches += 1
         key = f"fetch{self._fetches}"
         if self._meeting.rank == 0:

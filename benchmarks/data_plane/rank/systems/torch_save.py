@@ -10,8 +10,6 @@ from benchmarks.data_plane.rank.state import Meeting, State
 
 
 class TorchSave:
-    """Adapter of torch.save; see `Adapter`."""
-
     def __init__(self, state: State, meeting: Meeting, memory: Path) -> None:
         self._state = state
         self._path = memory / f"rank{meeting.rank}.pt"

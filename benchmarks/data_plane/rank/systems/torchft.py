@@ -1,7 +1,4 @@
-"""Adapters of torchft's transports, with which a running training process sends its state to a new process.
-
-torchft keeps no copy of each step, so the adapters measure restores only.
-"""
+"""Adapters of torchft's transports to a new process. torchft keeps no copies, so they measure restores only."""
 
 from __future__ import annotations
 
@@ -21,8 +18,6 @@ TIMEOUT = datetime.timedelta(seconds=60)
 
 
 class TorchftInPlace:
-    """Adapter of torchft's transport over a process group, directly into the live tensors; see `Adapter`."""
-
     gives_back_own_state = False
 
     def __init__(self, state: State, meeting: Meeting, _: Path) -> None:
@@ -55,10 +50,7 @@ class TorchftInPlace:
 
 
 class TorchftHttp(TorchftInPlace):
-    """Adapter of torchft's HTTP transport, which sends the state in four parallel chunks.
-
-    The adapter copies the received chunks into the live tensors.
-    """
+    """Adapter of torchft's HTTP transport in four parallel chunks, which are then copied into the live tensors."""
 
     def _make(self) -> HTTPTransport:
         return HTTPTransport(TIMEOUT, 4)
