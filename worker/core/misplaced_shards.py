@@ -1,4 +1,4 @@
-"""Decides when a node drops misplaced_shards: shards in its slots that the new plan places on other nodes.
+"""Decides when a node drops misplaced shards: shards in its slots that the new plan places on other nodes.
 
 A node without spare memory drops one slot of a misplaced shard at a time, and only if the job stays protected without
 it:
@@ -48,7 +48,7 @@ PATIENCE_RATIO = 2 / 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MisplacedShards:
-    """Facts from which a node decides when to drop its misplaced_shards, new for every generation."""
+    """Facts from which a node decides when to drop its misplaced shards, new for every generation."""
 
     placed: frozenset[Rank] = frozenset()
     base: Step = NONE

@@ -383,7 +383,7 @@ class SlotStore:
             del self._creating[rank]
 
     def _make_room(self, rank: Rank, capacity_bytes: int) -> None:
-        """Remove slots of misplaced_shards that `MisplacedShards.makes_way` permits until a new slot fits, oldest
+        """Remove slots of misplaced shards that `MisplacedShards.makes_way` permits until a new slot fits, oldest
         content first.
 
         If they are too small together, none is removed. Raises NoRoom if the slot does not fit beside the slots that it
@@ -620,7 +620,7 @@ class SlotStore:
             self._forget_if_empty(rank)
 
     def drop_misplaced_shards(self) -> None:
-        """Remove the misplaced_shards that no node needs (`MisplacedShards.is_over`) and that no task reads."""
+        """Remove the misplaced shards that no node needs (`MisplacedShards.is_over`) and that no task reads."""
         for rank in [rank for rank in self.shards if self.misplaced_shards.is_over(rank)]:
             if not any(slot.is_used for slot in self.shards[rank]):
                 for slot in self.shards.pop(rank):

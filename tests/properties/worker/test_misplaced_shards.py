@@ -1,7 +1,7 @@
-"""MisplacedShards during a whole relaunch of a job: a second loss of a node costs no step, and no node waits forever for memory.
+"""Misplaced shards during a whole relaunch: a second loss costs no step, and no node waits forever for memory.
 
-A misplaced shard is a shard on a node that the new plan no longer places there. The memory of each node has exactly the planned
-size. The placement, the choice of the start step and the rules for misplaced_shards are real.
+A misplaced shard is a shard on a node that the new plan no longer places there. The memory of each
+node has exactly the planned size. The placement, the choice of the start step and the rules for misplaced shards are real.
 
 Owners had sealed step 10 when a node was lost. In the first case, step 9 is committed and each holder may have sealed
 step 10 or not. In the second case, all have sealed step 10 and owners have captured step 11 over step 9. Transfers,
@@ -109,7 +109,7 @@ class Node:
 
     @property
     def free(self) -> int:
-        """Number of further slots that fit into the memory once all misplaced_shards are dropped that may be dropped."""
+        """Number of further slots that fit into the memory once the node has dropped all that it may drop."""
         return self.room - self.used + len(self.leaving)
 
     def add_slot(self, rank: Rank, now: float) -> bool:
@@ -156,7 +156,7 @@ class DropsAtFirstRequest(MisplacedShards):
 
 
 class DropsAtFirstAnnouncement(MisplacedShards):
-    """A planted bug: the coordinator's first announcement drops all misplaced_shards, even if no new holder has their
+    """A planted bug: the coordinator's first announcement drops all misplaced shards, even if no new holder has their
     shards yet.
     """
 
@@ -328,7 +328,7 @@ class Relaunch:
 
     @staticmethod
     def pin(node: Node) -> None:
-        """Begin to read the first of the misplaced_shards that the node may drop."""
+        """Begin to read the first of the misplaced shards that the node may drop."""
         node.pinned.update(node.leaving[:1])
 
     def pass_deadline(self) -> None:
@@ -479,7 +479,7 @@ def test_strays_that_are_dropped_before_the_new_holder_has_sealed_are_found(
 def test_a_stray_without_the_base_stays_although_its_owner_keeps_it_too() -> None:
     """A node needs memory, and keeps a misplaced shard with an older step, although the misplaced shard's owner has this step too.
 
-    Node n6 has two misplaced_shards: step 9 of n3's shard, and steps 9 and 10 of n5's shard. Only n3 and n6 hold any step of n3's
+    Node n6 has two misplaced shards: step 9 of n3's shard, and steps 9 and 10 of n5's shard. Only n3 and n6 hold any step of n3's
     shard. If n3 is lost too, step 9 on n6 is the only copy that remains.
     """
     lacks_newest = {2, 5, 6}
@@ -493,7 +493,7 @@ def test_a_stray_without_the_base_stays_although_its_owner_keeps_it_too() -> Non
 def test_a_stray_stays_if_its_owner_alone_has_the_base_of_another_rank() -> None:
     """A node keeps an older step of a misplaced shard while the misplaced shard's owner alone has the base of another rank.
 
-    Node n3 owns ranks 6 and 7, and n1 has misplaced_shards of both. The base is step 10. Only n3 has step 10 of rank 7. If n3 is
+    Node n3 owns ranks 6 and 7, and n1 has misplaced shards of both. The base is step 10. Only n3 has step 10 of rank 7. If n3 is
     lost, all ranks resume from step 9, so n1 must keep step 9 of both ranks.
     """
     lacks_newest = 7
@@ -511,7 +511,7 @@ def test_two_nodes_fill_their_last_slots_with_the_same_shards(reserves: Reserves
     The nodes could otherwise wait for each other in a circle:
 
     - n4 and n5 must receive ranks 0 and 1 from s0, the node that replaces n0. Each of them has one free slot. They get
-      further memory when they may drop their misplaced_shards of ranks 4 and 5, which n1 must receive first.
+      further memory when they may drop their misplaced shards of ranks 4 and 5, which n1 must receive first.
     - n1 has no free slot. It gets memory when it may drop its stray of rank 0 or of rank 1. It may drop this stray when
       both n4 and n5 have the base of the same rank.
 

@@ -1,4 +1,4 @@
-"""Tests when a new slot may take the memory of a misplaced shard: a slot whose shard the new plan places on other nodes.
+"""Tests when a new slot may take the memory of a slot whose shard the new plan places on other nodes.
 
 `tests/properties/worker/test_misplaced_shards.py` tests whole relaunches.
 """
@@ -20,7 +20,7 @@ OLDER, BASE = Content(Generation(1), Step(9)), Content(Generation(1), Step(10))
 
 
 def loaded(*, is_doubled: bool = False) -> MisplacedShards:
-    """Return the misplaced_shards of a node that has steps 9 and 10 of a moved shard, after every node has loaded the plan.
+    """Return the misplaced shards of a node that has steps 9 and 10 of a moved shard, after every node has loaded the plan.
 
     With `is_doubled`, the shard's owner also has step 9. In this case, the owner has the only copy of step 10 of its
     other rank, `SIBLING`.
@@ -58,7 +58,7 @@ def test_a_late_announcement_takes_nothing_back() -> None:
 
 
 class TestLastSlots:
-    """Tests how many free slots a node with misplaced_shards and little memory leaves to other shards when it creates a slot."""
+    """Tests how many free slots a node with misplaced shards and little memory leaves to other shards."""
 
     LOW, MIDDLE, HIGH = Rank(1), Rank(2), Rank(3)
 

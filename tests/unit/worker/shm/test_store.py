@@ -835,7 +835,7 @@ async def test_what_is_not_kept_is_void_after_a_load(files: HeldFiles) -> None:
 
 
 class TestStrays:
-    """Tests misplaced_shards: slots of shards that the new plan places on other nodes."""
+    """Tests misplaced shards: slots of shards that the new plan places on other nodes."""
 
     STRAY = Rank(5)
 
@@ -854,7 +854,7 @@ class TestStrays:
 
     @staticmethod
     def placing(*ranks: Rank, base: int = 2) -> MisplacedShards:
-        """Return the rules for misplaced_shards under a plan that places only the given shards on this node."""
+        """Return the rules for misplaced shards under a plan that places only the given shards on this node."""
         return MisplacedShards(placed=frozenset(ranks), base=Step(base), needed=frozenset({Step(1)}))
 
     @staticmethod
