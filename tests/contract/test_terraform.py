@@ -73,7 +73,8 @@ def rules(text: str) -> dict[str, dict[str, str]]:
 def test_each_security_group_rule_opens_one_port_to_one_group() -> None:
     """Except between nodes, because EFA needs a rule for all traffic, and to HTTPS anywhere.
 
-    Two rules have address ranges: clients of the load balancer, and the endpoints that a whole VPC shares.
+    Rules of three more kinds have address ranges: clients of the load balancer, the NAT gateway of a public one, and the
+    endpoints that a whole VPC shares.
     """
     every: dict[str, dict[str, str]] = {}
     for path in sorted(SOURCES.rglob("*.tf")):
@@ -95,6 +96,7 @@ def test_each_security_group_rule_opens_one_port_to_one_group() -> None:
         "network: egress servers_to_all",
         "network: ingress endpoints",
         "servers: ingress clients",
+        "servers: ingress nat",
     }
 
 

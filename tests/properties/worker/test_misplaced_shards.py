@@ -1,7 +1,7 @@
 """Misplaced shards during a whole relaunch: a second loss costs no step, and no node waits forever for memory.
 
 A misplaced shard is a shard on a node that the new plan no longer places there. The memory of each
-node has exactly the planned size. The placement, the choice of the start step and the rules for misplaced shards are real.
+node has exactly the planned size. The placement, the choice of the start step and the rules for these shards are real.
 
 Owners had sealed step 10 when a node was lost. In the first case, step 9 is committed and each holder may have sealed
 step 10 or not. In the second case, all have sealed step 10 and owners have captured step 11 over step 9. Transfers,
