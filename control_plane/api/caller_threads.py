@@ -37,7 +37,7 @@ STRANGER_SECONDS: Final = 0.02
 STRANGER_BURST_SECONDS: Final = 4.0
 HANDSHAKE_THREADS: Final = 2
 """Number of threads that look for the tokens of connecting agents. Callers of the API do not wait for these threads."""
-AGENT_THREADS: Final = 4
+AGENT_THREADS: Final = 16
 """Number of threads for the connections of agents whose tokens are valid."""
 LOOK_UPS: Final = 4
 """Number of threads that look for the tokens of requests, so that strangers with wrong tokens delay only each other."""

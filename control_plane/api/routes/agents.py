@@ -163,7 +163,7 @@ async def connect(websocket: WebSocket) -> None:
         await services.strangers.pay(STRANGER_SECONDS)
         await websocket.close()  # Close the socket before accepting it, so that the client receives HTTP 403.
         return
-    trust: Callable[[str], None] | None = websocket.scope["state"].get(TRUST)
+    trust: Callable[[str], None] | None = websocket.scope.get("state", {}).get(TRUST)
     if trust is not None and token.kind == TokenKind.SESSION:
         # A join token belongs to all instances of a fleet: their number has no limit here.
         trust(f"session {token.id}")

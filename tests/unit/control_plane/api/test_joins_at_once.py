@@ -160,6 +160,11 @@ class OpenLine:
             "extensions": {"websocket.http.response": {}},
         }
         self._task = asyncio.create_task(service.app(scope, self._receive, self._send))
+        self._task.add_done_callback(self._fail)
+
+    def _fail(self, task: asyncio.Task[None]) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(task.exception() or ConnectionError("no answer"))
 
     async def _receive(self) -> dict[str, Any]:
         if self._messages:
