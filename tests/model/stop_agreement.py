@@ -329,7 +329,7 @@ class Model:
 
         The agent starts a due upload, then updates its shard and its page.
 
-        `Member._hear` and `RankConnections.hear` are the code that this models.
+        `Member._apply_announcement` and `RankConnections.apply_announcement` are the code that this models.
         """
         agent = self._upload_if_due(world.agents[rank]._replace(word=word))
         if word.rehearsal_steps or not self.options.keeps_steps:

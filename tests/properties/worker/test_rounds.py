@@ -90,7 +90,7 @@ def test_c_never_falls_and_proposals_only_rise(
 
 
 NEWS = st.one_of(
-    st.tuples(st.just("hear"), STEPS, STEPS),
+    st.tuples(st.just("apply_announcement"), STEPS, STEPS),
     st.tuples(st.just("seal"), STEPS, STEPS),
     st.tuples(st.just("forget"), STEPS, STEPS),
     st.tuples(st.just("abandon"), STEPS, STEPS),
@@ -102,12 +102,12 @@ NEWS = st.one_of(
 
 
 DROPPED_AFTER_ITS_ACKNOWLEDGEMENT: list[tuple[str, object, object]] = [
-    ("hear", -1, 1),
+    ("apply_announcement", -1, 1),
     ("seal", 1, 1),
     ("acknowledge", "i-a", 1),
     ("drop", "i-a", 1),
     ("acknowledge", "i-b", 1),
-    ("hear", 1, 2),
+    ("apply_announcement", 1, 2),
 ]
 """Events after which a step is committed without a holder that had acknowledged it.
 
@@ -129,7 +129,7 @@ def test_a_shard_acknowledges_only_what_is_held(base: int, news: list[tuple[str,
                 heard.add(first)
         arguments = (
             (first, second)
-            if name in ("hear", "acknowledge", "inventory")
+            if name in ("apply_announcement", "acknowledge", "inventory")
             else (first, "why")
             if name == "abandon"
             else (first,)
