@@ -65,11 +65,11 @@ class ShardSource(Message, frozen=True, omit_defaults=True):
     digest: Digest
     payload_bytes: int
     node_id: NodeId | None = None
-    """Is None if `kind` is parity or s3."""
+    """None if `kind` is parity or s3."""
     object: ObjectReference | None = None
     """The safetensors object; None unless `kind` is s3."""
     rebuild: Rebuild | None = None
-    """Is set if `kind` is parity. Digest and size of `rebuild.lost` equal `digest` and `payload_bytes`."""
+    """Set if `kind` is parity. Digest and size of `rebuild.lost` equal `digest` and `payload_bytes`."""
 
 
 class PlanNode(Message, frozen=True):

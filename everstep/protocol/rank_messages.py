@@ -483,7 +483,7 @@ class IdleSpans(Message, frozen=True):
 
 
 class PageChanged(Message, frozen=True, tag="WordChanged"):
-    """The agent's half of the page has changed. The agent asks only a rank that may be waiting for a change."""
+    """The agent's half of the page has changed. The agent sends this only to a rank that may wait for a change."""
 
 
 class LogRecord(Message, frozen=True):

@@ -1,4 +1,4 @@
-"""What a rank reports after a rehearsal, in which a job proves its own recovery.
+"""Defines a rank's report after a rehearsal, in which a job proves its own recovery.
 
 From step b, all ranks record the digests of the n steps after b, restart from their state at b, repeat the n steps, and
 compare. They then continue after step b + n.
@@ -25,8 +25,8 @@ class RehearsalVerdict(StrEnum):
     """The result of a rehearsal on one rank.
 
     - PROVEN: the repeated steps are bit-identical.
-    - UNPROVEN: they are, too. But values that the script changes during training, such as a counter, begin anew at a
-      restart. Later steps, or the end of training, can depend on them.
+    - UNPROVEN: the repeated steps are bit-identical, but values that the script changes during training, such as a
+      counter, begin anew at a restart. Later steps, or the end of training, can depend on them.
     - DIFFERS: two replays agree with each other, and not with the job. The script keeps state that no snapshot has.
     - UNSTABLE: the replays differ from each other, too. The computation itself is not deterministic.
     - REFUSED: the rank could not rehearse, for example for lack of memory.

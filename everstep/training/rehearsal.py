@@ -53,9 +53,9 @@ REPLAY_VARIABLE = "EVERSTEP_REPLAY"
 MEMORY_SHARE = 0.5
 """Share of the node's available memory that its ranks' kept states may take."""
 LIMIT_SECONDS = 300
-"""Seconds for a rehearsal, besides thirty times those from `init` to the first step."""
+"""Seconds for a rehearsal, in addition to thirty times the time from `init` to the first step."""
 _CHILD_SHARE = 0.8
-"""Share of this time after which a rank ends its child, and trains on."""
+"""Share of the rehearsal's time limit after which a rank ends its child, and trains on."""
 RETURN = 4
 _RECORDS = msgspec.json.Decoder(Record)
 
@@ -312,7 +312,7 @@ class Rehearsal:
         self._leave(msgspec.structs.replace(replay, number=RETURN, report=report))
 
     def end(self) -> Rehearsed:
-        """Return the report of this replay, with the time since the rank left training, and let it train."""
+        """Return the report of this replay, with the time since the rank left training, and let the rank train."""
         replay = self.replay
         assert replay is not None
         assert replay.report is not None
@@ -410,7 +410,7 @@ def _registered(state: RankState) -> list[object]:
 
 
 def _available_bytes() -> int:
-    """Return the memory in bytes that the node or this process's cgroup can still give."""
+    """Return the available memory of the node, or of this process's cgroup if that is less, in bytes."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     try:

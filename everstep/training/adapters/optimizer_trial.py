@@ -1,7 +1,8 @@
 """Tries whether an optimizer keeps all of its state where a snapshot finds it.
 
-Two copies of the optimizer get small parameters. One makes some steps. The other receives its parameters, its `state`
-and its `param_groups`, as after a restore. Then both make one more step, which must be equal in all bits.
+Two copies of the optimizer get small parameters. The first copy makes some steps. The second copy receives the
+parameters, the `state` and the `param_groups` of the first, as after a restore. Then both make one more step, which
+must be equal in all bits.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _restore(twin: Any, origin: Any) -> None:
 
 
 def _observed(optimizer: Any) -> dict[str, object]:
-    """Return what a step must have equal: parameters, state, options, and the plain values in other attributes."""
+    """Return the values that a step must have equal: parameters, state, options, plain values of other attributes."""
     others = {key: each for key, each in vars(optimizer).items() if isinstance(each, (int, float, str, torch.Tensor))}
     return {
         "parameters": [each.detach() for each in _parameters(optimizer)],
