@@ -429,7 +429,7 @@ class Supervisor:
         if self._user is not None:
             await asyncio.to_thread(clear, self._user, IN_MEMORY)
         else:
-            # An instance of a local cluster whose /dev/shm is its own removes all in it.
+            # An instance of a local cluster that has its own /dev/shm removes all files in it.
             await asyncio.to_thread(clear_own_memory, self._socket.parent)
 
     async def _until_empty(self, run: RunId | None) -> None:
