@@ -536,7 +536,7 @@ class MemberReport(Message, frozen=True):
     round: RoundStatus | None = None
     """Set only if this node's agent is the coordinator."""
     uploads: Annotated[tuple[UploadedShard, ...], Items] = ()
-    """Complete uploads: the newest of each rank, at most two more than the maximum number of concurrent uploads."""
+    """The newest complete uploads of each rank: per rank, at most two more than the maximum of concurrent uploads."""
     running_uploads: Annotated[tuple[RunningUpload, ...], Items] = ()
     faults: Annotated[tuple[NodeFault, ...], FewItems] = ()
     load_seconds: Seconds = 0.0

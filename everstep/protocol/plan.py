@@ -160,13 +160,15 @@ class ScriptPlan(Message, frozen=True):
     """Relative path of a requirements file in the source tree; empty: none."""
     inputs: tuple[InputChannel, ...] = ()
     project: str = ""
-    """Empty from an older control plane."""
+    """Project of the job; empty from an older control plane."""
     secrets: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """`secretsmanager:NAME`, `ssm:NAME` or an ARN by variable. No Everstep message contains the values."""
     arguments: tuple[str, ...] = ()
     """Arguments after those of the hyperparameters. Agents ignore them before `ARGUMENTS_SINCE_MINOR`."""
     module: str = ""
-    """Name under which ranks run `entry_point` as `python -m` does; empty: as a script. As old as `arguments`."""
+    """Name under which ranks run `entry_point` as `python -m` does; empty: as a script. Agents ignore it before
+    `ARGUMENTS_SINCE_MINOR`.
+    """
     kept_files: tuple[str, ...] = ()
     """Patterns of source files that become outputs: a file, a folder, or one `*` or `**` for any characters."""
 

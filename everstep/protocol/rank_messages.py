@@ -444,11 +444,11 @@ class Abandoned(Message, frozen=True):
     step: Step
     reason: Text
     cause: UnkeptCause | None = None
-    """A rank of an earlier release reports only words, and None."""
+    """None from a rank of an earlier release, which reports only `reason`."""
 
     @property
     def known_cause(self) -> UnkeptCause:
-        """The cause, also if an earlier release reports it."""
+        """The cause, derived from `reason` if the rank is of an earlier release."""
         return self.cause or (UnkeptCause.LATE if self.reason == "late" else UnkeptCause.CAPTURE)
 
 

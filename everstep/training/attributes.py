@@ -159,7 +159,7 @@ def _is_function(value: object) -> bool:
 
 
 def functions_of(modules: Iterable[torch.nn.Module]) -> list[object]:
-    """Return marks of the hooks and functions that modules call. They differ after any of these was replaced."""
+    """Return marks of the hooks and functions that modules call. Equal marks mean unchanged hooks and functions."""
     found: list[object] = []
     for number, module in enumerate(modules):
         held = vars(module)

@@ -130,7 +130,7 @@ class Rehearsal:
         self._state = state
         self._environment = environment
         self._recorder = Recorder(state, self._received, self._note_start)
-        self._begun_at = time.monotonic()  # not at the import, which a template may have made long before the fork
+        self._begun_at = time.monotonic()  # Not at the import: a template may import this long before the fork.
         self._first_step_seconds = 0.0
         self._early: dict[str, str] = {}
         """Plain values at the first batch of this process, and those that only its first boundary reaches."""
@@ -232,7 +232,8 @@ class Rehearsal:
                 reason = f"the second process of the rank did not repeat the steps within {limit:.0f} s"
             except OSError as error:
                 reason = str(error)
-            self._is_true_everywhere(bool(line))  # because a child may still talk to the others when it has reported
+            # Wait for all ranks, because a child that has reported may still communicate with other children.
+            self._is_true_everywhere(bool(line))
         self.cancel()
         if not line:
             return self.refusal(first, step - first, reason)

@@ -199,7 +199,7 @@ class TrainingSession:
         if check is not None:
             check.attach(state)
         self._step_watch = StepWatch(state.optimizers(), state.parameters(), state.companions(), self._report_fault)
-        settle_gloo_threads_at_exit()  # stays after `close`, because the script may run further collectives
+        settle_gloo_threads_at_exit()  # Keep this after `close`: the script may run further collectives.
         self._exit_watch = ExitWatch(self.close, self._drain)
         self._is_agreed = False
         self._mapped: tuple[Arriving | Welcome, mmap.mmap] | None = None

@@ -137,7 +137,7 @@ class _Verdict:
 
 
 class _Tensors:
-    """The tensors of a snapshot that stay the same objects. Those in `unstable` are copied at the boundary."""
+    """The tensors of a snapshot that stay the same objects. Tensors in `unstable` are copied at the boundary."""
 
     def __init__(self, lists: Sequence[list[StateTensor]], unstable: Collection[str]) -> None:
         self.lists = lists

@@ -400,7 +400,7 @@ class Supervisor:
                 await self._until_ended(None)
 
     async def prove_gone(self, run: RunId | None) -> None:
-        """Return when no process of the ranks of `run` (None: all runs) exists. Raises RanksNotGone.
+        """Wait until no process of the ranks of `run` (None: all runs) exists. Raises RanksNotGone.
 
         The caller must stop the ranks first, and the node must have no rank of another run. If ranks run as separate
         users, the method also kills these users' processes outside of cgroups, for example of pip, and removes their

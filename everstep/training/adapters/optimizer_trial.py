@@ -25,9 +25,9 @@ _OF_HOOKS: Final = "_optimizer_"
 
 
 def keeps_all_state(optimizer: Optimizer) -> bool:
-    """Return whether a restored copy of an optimizer without steps continues bit for bit. Nothing of the process
-    changes. Raises ValueError if copies would communicate, or free memory of the optimizer. Raises Exception if the
-    copies cannot make a step, for example because it needs a closure.
+    """Return whether a restored copy of an optimizer without steps continues bit for bit. The call changes nothing in
+    this process. Raises ValueError if copies would communicate, or free memory of the optimizer. Raises Exception if
+    the copies cannot make a step, for example because it needs a closure.
     """
     if type(optimizer).__module__.startswith("torch.distributed."):
         raise ValueError("its step communicates")
@@ -84,7 +84,7 @@ def _restore(twin: Any, origin: Any) -> None:
 
 
 def _observed(optimizer: Any) -> dict[str, object]:
-    """Return the values that a step must have equal: parameters, state, options, plain values of other attributes."""
+    """Return the values to compare after a step: parameters, state, options, and plain values in other attributes."""
     others = {key: each for key, each in vars(optimizer).items() if isinstance(each, (int, float, str, torch.Tensor))}
     return {
         "parameters": [each.detach() for each in _parameters(optimizer)],

@@ -314,7 +314,7 @@ class PlainAdapter:
         """Raise CannotResume for a gradient that a restore would not rebuild, such as a DTensor of partial sums."""
 
     def _follow(self) -> CannotResume | None:
-        """Use the present modules and frozen parameters. Or return an error if no restart would build them."""
+        """Use the present modules and frozen parameters, or return an error if no restart would build them."""
         tree = ModuleTree(self._models)
         if (refused := refusal("model", self._tree, tree, follows=True)) is not None:
             return refused

@@ -77,7 +77,7 @@ class OwnState:
             setattr(self._loader, _RESTARTS, before)
 
     def _received(self, batches: Iterator[object], present: rng.States | None) -> Iterator[object]:
-        """Yield the batches, and note whether the loader draws for them. The first batch sets `present`."""
+        """Yield the batches, and note whether the loader draws for them. After the first, set the states `present`."""
         batch = next(batches, END)
         if present is not None and self._began is not None:
             states = rng.states(self.generators)
