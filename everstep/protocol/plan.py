@@ -166,9 +166,7 @@ class ScriptPlan(Message, frozen=True):
     arguments: tuple[str, ...] = ()
     """Arguments after those of the hyperparameters. Agents ignore them before `ARGUMENTS_SINCE_MINOR`."""
     module: str = ""
-    """Name under which ranks run `entry_point` as `python -m` does; empty: as a script. Agents ignore it before
-    `ARGUMENTS_SINCE_MINOR`.
-    """
+    """Name under which ranks run `entry_point`, as `python -m` does; empty: as a script. Older agents ignore it."""
     kept_files: tuple[str, ...] = ()
     """Patterns of source files that become outputs: a file, a folder, or one `*` or `**` for any characters."""
 

@@ -25,8 +25,8 @@ class RehearsalVerdict(StrEnum):
     """The result of a rehearsal on one rank.
 
     - PROVEN: the repeated steps are bit-identical.
-    - UNPROVEN: the repeated steps are bit-identical, but values that the script changes during training, such as a
-      counter, begin anew at a restart. Later steps, or the end of training, can depend on them.
+    - UNPROVEN: they are, too. But values that the script changes during training, such as a counter, begin anew at a
+      restart. Later steps, or the end of training, can depend on them.
     - DIFFERS: two replays agree with each other, and not with the job. The script keeps state that no snapshot has.
     - UNSTABLE: the replays differ from each other, too. The computation itself is not deterministic.
     - REFUSED: the rank could not rehearse, for example for lack of memory.
