@@ -403,8 +403,8 @@ class Supervisor:
         """Wait until no process of the ranks of `run` (None: all runs) exists. Raises RanksNotGone.
 
         The caller must stop the ranks first, and the node must have no rank of another run. If ranks run as separate
-        users, the method also kills these users' processes outside of cgroups, for example of pip, and removes their
-        shared memory, because a library with fixed names could not create it again.
+        users, the method also kills these users' processes outside of cgroups, for example of pip. It removes their
+        shared memory too, because a library with fixed names could not create it again.
         """
         try:
             async with asyncio.timeout(self.gone_seconds):
