@@ -106,8 +106,8 @@ async def together(*work: Coroutine[object, object, None]) -> None:
 async def end(*tasks: asyncio.Task[object] | asyncio.Task[None] | None) -> None:
     """Cancel tasks and wait until all have ended. None and errors of the tasks are ignored.
 
-    Raises asyncio.CancelledError if the caller was cancelled. The tasks have ended, and their cleanup was not
-    interrupted.
+    Raises asyncio.CancelledError if the caller was cancelled, but only after the tasks have ended with their whole
+    cleanup.
     """
     begun = [task for task in tasks if task is not None]
     for task in begun:

@@ -1,1 +1,1 @@
-"""What a program reads of its own machine, and how it speaks to systemd and to people who read its log."""
+"""Reads facts about this machine, reports to systemd, and formats logs."""

@@ -536,7 +536,7 @@ class MemberReport(Message, frozen=True):
     round: RoundStatus | None = None
     """Set only if this node's agent is the coordinator."""
     uploads: Annotated[tuple[UploadedShard, ...], Items] = ()
-    """Complete uploads. Per rank only the newest: two more than the maximum number of concurrent uploads."""
+    """The newest complete uploads of each rank: per rank, at most two more than the maximum of concurrent uploads."""
     running_uploads: Annotated[tuple[RunningUpload, ...], Items] = ()
     faults: Annotated[tuple[NodeFault, ...], FewItems] = ()
     load_seconds: Seconds = 0.0
@@ -750,13 +750,14 @@ class TakeCheckpoint(JobMessage, frozen=True):
 
 class Rehearse(JobMessage, frozen=True):
     """Command to the coordinator's agent to rehearse the resume, repeated until `RoundStatus.rehearsal_number` is
-    `number`. Only a number above the newest one counts, which the coordinator forgets when its agent restarts.
+    `number`. Only a number above the newest number counts. The coordinator forgets the newest number when its agent
+    restarts.
     """
 
     since_minor: ClassVar[int] = 1
 
     number: int
-    """Is above 0, and above the number of each earlier command of the generation."""
+    """Above 0, and above the number of each earlier command of the generation."""
     steps: int
 
 
@@ -842,7 +843,7 @@ class CommandEnded(Message, frozen=True):
     """Exit code as in a shell: 127 no such program, 128 + n signal n. None: the program did not end by itself."""
     stdout: CommandOutput = b""
     stderr: CommandOutput = b""
-    """Is cut after `MAX_COMMAND_OUTPUT_BYTES`, as stdout."""
+    """The first `MAX_COMMAND_OUTPUT_BYTES` bytes, as in `stdout`."""
     is_cut: bool = False
     is_timed_out: bool = False
     refusal: Text = ""

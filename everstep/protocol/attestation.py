@@ -14,8 +14,8 @@ The agent signs the request but does not send it. The control plane builds the s
     content-type, host, x-amz-date, x-amz-security-token, x-everstep-nonce, x-everstep-server-id     all of them signed
     Action=GetCallerIdentity&Version=2011-06-15
 
-A stolen signature permits only to ask STS for the signer's identity, and to present it once, within a minute, to the
-named server.
+With a stolen signature, a thief can only ask STS for the signer's identity, and present the signature to the named
+server once, within a minute.
 
 Invariant: method, host, path, body and the names of the signed headers are constants, never received data.
 """

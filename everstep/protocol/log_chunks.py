@@ -34,7 +34,7 @@ from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.limits import Count, LongText, UnixMilliseconds
 
 FLUSH_SECONDS: Final = 1.0
-"""Upper limit of the rank output lost with a node while the object store is reachable (`log_flush_seconds`)."""
+"""Seconds of rank output that a lost node can lose while the object store is reachable (`log_flush_seconds`)."""
 LINE_BYTES: Final = 16 * 1024
 """Maximum size of a stored line. The node stores a longer line in pieces."""
 SUFFIX: Final = ".jsonl"

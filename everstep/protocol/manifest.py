@@ -28,7 +28,7 @@ from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.limits import Count, HexDigest, Path
 
 MANIFEST_VERSION: Final = 4
-"""Versions 1 to 3 are read only; they contain no digest."""
+"""Everstep still reads versions 1 to 3, which contain no digest, but does not write them."""
 
 
 class PartsHasher:

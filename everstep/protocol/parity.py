@@ -59,10 +59,10 @@ class Survivor(Message, frozen=True):
 
 
 class Rebuild(Message, frozen=True):
-    """A lost shard, and those from which a node rebuilds it, of the `ShardSource`'s generation and step."""
+    """A lost shard, and the survivors from which a node rebuilds it, at the `ShardSource`'s generation and step."""
 
     lost: Contribution
-    """The shares of all survivors contain the same facts."""
+    """The shares of all survivors contain the same facts about the lost shard."""
     survivors: tuple[Survivor, ...]
     """All other members of the stripe, in the order of their ranks."""
 

@@ -65,11 +65,11 @@ class ShardSource(Message, frozen=True, omit_defaults=True):
     digest: Digest
     payload_bytes: int
     node_id: NodeId | None = None
-    """Is None if `kind` is parity or s3."""
+    """None if `kind` is parity or s3."""
     object: ObjectReference | None = None
     """The safetensors object; None unless `kind` is s3."""
     rebuild: Rebuild | None = None
-    """Is set if `kind` is parity. Digest and size of `rebuild.lost` equal `digest` and `payload_bytes`."""
+    """Set if `kind` is parity. Digest and size of `rebuild.lost` equal `digest` and `payload_bytes`."""
 
 
 class PlanNode(Message, frozen=True):
@@ -160,13 +160,13 @@ class ScriptPlan(Message, frozen=True):
     """Relative path of a requirements file in the source tree; empty: none."""
     inputs: tuple[InputChannel, ...] = ()
     project: str = ""
-    """Empty from an older control plane."""
+    """Project of the job; empty from an older control plane."""
     secrets: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """`secretsmanager:NAME`, `ssm:NAME` or an ARN by variable. No Everstep message contains the values."""
     arguments: tuple[str, ...] = ()
     """Arguments after those of the hyperparameters. Agents ignore them before `ARGUMENTS_SINCE_MINOR`."""
     module: str = ""
-    """Name under which ranks run `entry_point` as `python -m` does; empty: as a script. As old as `arguments`."""
+    """Name under which ranks run `entry_point`, as `python -m` does; empty: as a script. Older agents ignore it."""
     kept_files: tuple[str, ...] = ()
     """Patterns of source files that become outputs: a file, a folder, or one `*` or `**` for any characters."""
 

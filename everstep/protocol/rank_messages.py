@@ -444,11 +444,11 @@ class Abandoned(Message, frozen=True):
     step: Step
     reason: Text
     cause: UnkeptCause | None = None
-    """A rank of an earlier release reports only words, and None."""
+    """None from a rank of an earlier release, which reports only `reason`."""
 
     @property
     def known_cause(self) -> UnkeptCause:
-        """The cause, also if an earlier release reports it."""
+        """The cause, derived from `reason` if the rank is of an earlier release."""
         return self.cause or (UnkeptCause.LATE if self.reason == "late" else UnkeptCause.CAPTURE)
 
 
@@ -483,7 +483,7 @@ class IdleSpans(Message, frozen=True):
 
 
 class PageChanged(Message, frozen=True, tag="WordChanged"):
-    """The agent's half of the page has changed. The agent asks only a rank that may be waiting for a change."""
+    """The agent's half of the page has changed. The agent sends this only to a rank that may wait for a change."""
 
 
 class LogRecord(Message, frozen=True):

@@ -1,4 +1,4 @@
-"""What a rank reports after a rehearsal, in which a job proves its own recovery.
+"""Defines a rank's report after a rehearsal, in which a job proves its own recovery.
 
 From step b, all ranks record the digests of the n steps after b, restart from their state at b, repeat the n steps, and
 compare. They then continue after step b + n.

@@ -171,9 +171,9 @@ class Restore:
     rank: str
     step: str
     origin_generation: str
-    """No digest covers it, nor job, run, rank and step. A reader must compare them with expected values."""
+    """No digest covers this field, `job`, `run`, `rank` and `step`. A reader must compare them with expected values."""
     chunk_digests: bytes
-    """They hash to `payload_digest`, so a reader can verify single chunks."""
+    """Digests of the chunks. They hash to `payload_digest`, so a reader can verify single chunks."""
     spans: tuple[tuple[int, int], ...]
     """Begin and end of each tensor within the payload, in the order of the object's data."""
     shared: tuple[SharedSpans, ...] = ()

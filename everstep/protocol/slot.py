@@ -214,8 +214,9 @@ def pack_header(header: SlotHeader) -> bytes:
 
 
 def unpack_header(page: bytes | memoryview) -> SlotHeader:
-    """Return the first page's header, with checked digest and bounds, but not the payload's digest. Raises CorruptSlot
-    if the magic, the digest, the state or a bound is invalid. Raises UnknownVersion if only the version is unsupported.
+    """Return the header in a slot's first page. Checks the header's digest and bounds, but not the payload's digest.
+    Raises CorruptSlot if the magic, the digest, the state or a bound is invalid. Raises UnknownVersion if only the
+    version is unsupported.
     """
     if len(page) < HEADER_BYTES:
         raise CorruptSlot(f"a slot header has {len(page)} bytes")
@@ -272,9 +273,9 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     offset: int
     bytes: int
     parts: tuple[TensorPart, ...] | None = None
-    """A tensor with None is the whole logical tensor of the same name."""
+    """None: the tensor is the whole logical tensor of the same name."""
     is_frozen: bool = False
-    """`requires_grad=False`. Readers must not rely on it: averaged weights are often declared so."""
+    """Whether `requires_grad` is False. Readers must not rely on it: averaged weights are often declared so."""
 
     @property
     def logical_parts(self) -> tuple[TensorPart, ...]:
@@ -325,7 +326,8 @@ def _index_end(values: bytes) -> bytes:
 
 def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
     """Return the index of a payload whose tensors occupy its first `tensor_bytes` bytes. Raises CorruptSlot if it does
-    not decode, or a tensor's alignment, bounds, overlap or size is invalid. Raises UnknownVersion for its version.
+    not decode, or a tensor's alignment, bounds, overlap or size is invalid. Raises UnknownVersion if the index has an
+    unknown version.
     """
     if len(data) > MAX_INDEX_BYTES:
         raise CorruptSlot(f"a slot index has {len(data)} bytes")

@@ -42,9 +42,10 @@ _SCRIPT: Final[_Kinds] = (*_LIBRARY, bool, int, str, type(None))
 
 
 class Attributes:
-    """The attributes that changed since this object was created: plain values, and tensors that are not buffers. Of
-    modules of torch and of libraries, only numbers, tensors and their lists are included; of torch's wrappers and of
-    libraries' other objects, nothing. Object names are the same in each launch. `max_items` limits the length of lists.
+    """The attributes that changed since this object was created: plain values, and tensors that are not buffers.
+    Modules of torch and of libraries contribute only numbers, tensors and their lists. Torch's wrappers and other
+    objects of libraries contribute nothing. Object names are the same in each launch. `max_items` limits the length of
+    lists.
     """
 
     def __init__(self, objects: Iterable[tuple[str, object]], *, max_items: int = MAX_PARTS) -> None:
@@ -53,12 +54,12 @@ class Attributes:
         self._watch(dict(objects), is_first=True)
 
     def follow(self, objects: Iterable[tuple[str, object]]) -> None:
-        """Watch other objects of the same names, by which the script has replaced the earlier ones."""
+        """Watch the objects by which the script has replaced the earlier objects of the same names."""
         self._watch(dict(objects), is_first=False)
 
     def observe(self, *, is_within: bool = False) -> dict[str, Tree]:
-        """Return the changed attributes, by object and attribute. With `is_within`, a pass over the data runs. A
-        restart repeats it, which makes a sampler's long lists again, so the result omits them.
+        """Return the changed attributes, by object and attribute. `is_within` states that a pass over the data runs. A
+        restart repeats the pass and rebuilds a sampler's long lists, so the result omits them.
         """
         if sum(map(len, self._growing)) != self._count:
             self._watch(self._objects, is_first=False)
@@ -158,7 +159,7 @@ def _is_function(value: object) -> bool:
 
 
 def functions_of(modules: Iterable[torch.nn.Module]) -> list[object]:
-    """Return marks of the hooks and functions that modules call. They differ if one was added, removed or replaced."""
+    """Return marks of the hooks and functions that modules call. Equal marks mean unchanged hooks and functions."""
     found: list[object] = []
     for number, module in enumerate(modules):
         held = vars(module)
@@ -173,7 +174,7 @@ def functions_of(modules: Iterable[torch.nn.Module]) -> list[object]:
 
 
 def _code(function: object) -> object:
-    """Return what two functions of the same code have in common."""
+    """Return a value that is equal for all functions of the same code."""
     while isinstance(function, (partial, MethodType)):
         function = function.func if isinstance(function, partial) else function.__func__
     if isinstance(function, FunctionType):

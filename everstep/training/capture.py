@@ -52,7 +52,7 @@ class CapturePlan:
         tensors: Iterable[StateTensor],
         parts: Mapping[str, tuple[TensorPart, ...]] | None = None,
     ) -> CapturePlan:
-        """Make a plan of all tensors in slot order. `parts` has boxes of those that are not whole logical tensors."""
+        """Make a plan of all tensors in slot order. `parts` has boxes of all but whole logical tensors."""
         entries, gaps, offset, named = [], [], 0, parts or {}
         for state in tensors:
             tensor = state.tensor

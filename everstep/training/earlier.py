@@ -165,7 +165,7 @@ class HeldTensor:
 
 
 class EarlierTensors:
-    """The logical tensors in the mapped shards. That with `is_own` also supplies the rank's values."""
+    """The logical tensors in the mapped shards. The shard with `is_own` also supplies the rank's values."""
 
     def __init__(self) -> None:
         self.shards: list[EarlierShard] = []
@@ -211,7 +211,7 @@ class EarlierTensors:
 
     @property
     def extent(self) -> tuple[int, int]:
-        """Numbers of logical tensors and of empty optimizer state. While they stay, so does `Adapter.targets`."""
+        """Numbers of logical tensors and of empty optimizer state. `Adapter.targets` changes only with them."""
         return len(self._held), sum(map(len, self._empty.values()))
 
     def names(self) -> Sequence[str]:

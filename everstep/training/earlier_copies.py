@@ -1,7 +1,7 @@
 """Checks, before a relayout, that earlier ranks which hold the same piece of a tensor hold the same value.
 
-A relayout reads a piece from any earlier rank that holds it, which would replace parameters of a script that keeps
-other ones on each rank. The ranks therefore compare digests of all earlier shards first.
+A relayout reads a piece from any earlier rank that holds it. If a script keeps different parameters on each rank, the
+relayout would lose some. The ranks therefore compare digests of all earlier shards first.
 
     each rank    digests of the earlier shards that it has mapped ──▶ all ranks
                  digests of one of the other earlier shards       ──▶ all ranks, which compare all digests

@@ -3,7 +3,7 @@
 *Deferred* tensors are copied in the background, because only optimizer steps should change them. For every snapshot,
 the rank checks their versions and addresses at the first pause after the copy (`everstep.training.pauses`), at the
 latest in `reach`, and abandons the snapshot if one changed. Some snapshots are audited: they are copied at the
-boundary, and `reach` compares the bytes. From a change outside an optimizer step on, snapshots copy the tensor at the
+boundary, and `reach` compares the bytes. After a change outside an optimizer step, snapshots copy the tensor at the
 boundary.
 
 Invariant: at most one snapshot is being copied at a time. When `reach` has returned, no copy reads the deferred

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from everstep.protocol.rank_messages import IdleSpan
 
 SHORTEST_RATIO = 0.01
-"""Shortest span by the iteration. A shorter one is useless for transfers."""
+"""Shortest span, as a fraction of the iteration. A shorter span is useless for transfers."""
 AGREEING_RATIO = 0.5
 """Smallest fraction of the iterations that must have the same number of spans."""
 
 _NORMAL = 1.4826
-"""A normal distribution's standard deviation by its median absolute deviation."""
+"""A normal distribution's standard deviation, divided by its median absolute deviation."""
 
 Interval = tuple[float, float]
 """Start and end, in seconds of one clock."""

@@ -41,7 +41,7 @@ class ModuleTree:
 
 
 def refusal(name: str, before: ModuleTree, now: ModuleTree, *, follows: bool) -> CannotResume | None:
-    """Return CannotResume for a module that a restart would build otherwise. `follows` permits others of its class."""
+    """Return an error for a module that a restart would build differently. `follows` permits another of its class."""
     if (found := _difference(before, now, follows=follows)) is None:
         return None
     path, how = found

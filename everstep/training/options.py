@@ -29,7 +29,7 @@ _PLAIN: Final = (bool, int, float, str, type(None))
 
 
 class ScriptOptions:
-    """Options of a launch. Those in `from_script` survive a restore. Raises SessionMisuse if one does not exist."""
+    """Options of a launch. Options in `from_script` survive a restore. Raises SessionMisuse if one does not exist."""
 
     def __init__(
         self, optimizers: Mapping[str, Optimizer], schedulers: Mapping[str, Any], from_script: Sequence[str] = ()

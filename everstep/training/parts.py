@@ -20,7 +20,7 @@ import torch
 
 SEARCH_DEPTH: Final = 16
 LIBRARY_DEPTH: Final = 3
-"""Far inside, libraries keep generators of their own."""
+"""Levels inside objects of libraries. Deeper inside, libraries keep generators of their own."""
 MAX_OBJECTS: Final = 20_000
 OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 """Attributes in which torch keeps a module's parameters, buffers, modules, hooks and mode."""
@@ -53,7 +53,7 @@ def find(roots: Iterable[object], is_wanted: Callable[[object], bool], *, depth:
 
 
 def values_of(value: object) -> list[object]:
-    """Return the values of an object's attributes. Those of a module omit its parameters, buffers and hooks."""
+    """Return the values of an object's attributes. For a module, omit parameters, buffers and hooks."""
     if isinstance(value, torch.nn.Module):
         own = (each for key, each in vars(value).items() if key not in OF_MODULES)
         return [*value._modules.values(), *own]

@@ -1,4 +1,4 @@
-"""Records when this rank uses the network, for about twenty iterations, again when their duration has changed.
+"""Records when this rank uses the network, for about twenty iterations, and again when their duration changes.
 
 `TorchTrace` uses torch's profiler, because patched Python calls would miss the collectives that DDP calls from C++. A
 recording contains no operators, so it costs microseconds per iteration. On a GPU, it would lack NCCL's transfers.
@@ -34,7 +34,7 @@ from everstep.training.recorded_calls import RecordedCalls
 WARM_UP_ITERATIONS = 8
 """Iterations before the first recording: torch compiles and rebuilds buckets, and Everstep audits snapshots."""
 PROFILED_ITERATIONS = 20
-"""The number of the paper GEMINI (Wang et al., SOSP '23)."""
+"""The paper GEMINI (Wang et al., SOSP '23) uses this number."""
 WATCHED_ITERATIONS = 64
 """Iterations between two checks of the iteration time."""
 DRIFT_RATIO = 0.1

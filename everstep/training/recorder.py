@@ -69,7 +69,7 @@ class Recorder:
             stream.observe = self._received
 
     def detach(self) -> None:
-        """Stop to observe optimizers and loaders."""
+        """Stop observing optimizers and loaders."""
         for remove in self._removals:
             remove()
         self._removals = []

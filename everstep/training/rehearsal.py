@@ -53,9 +53,9 @@ REPLAY_VARIABLE = "EVERSTEP_REPLAY"
 MEMORY_SHARE = 0.5
 """Share of the node's available memory that its ranks' kept states may take."""
 LIMIT_SECONDS = 300
-"""Seconds for a rehearsal, besides thirty times those from `init` to the first step."""
+"""Seconds for a rehearsal, in addition to thirty times the time from `init` to the first step."""
 _CHILD_SHARE = 0.8
-"""Share of this time after which a rank ends its child, and trains on."""
+"""Share of the rehearsal's time limit after which a rank ends its child, and trains on."""
 RETURN = 4
 _RECORDS = msgspec.json.Decoder(Record)
 
@@ -130,7 +130,7 @@ class Rehearsal:
         self._state = state
         self._environment = environment
         self._recorder = Recorder(state, self._received, self._note_start)
-        self._begun_at = time.monotonic()  # not at the import, which a template may have made long before the fork
+        self._begun_at = time.monotonic()  # Not at the import: a template may import this long before the fork.
         self._first_step_seconds = 0.0
         self._early: dict[str, str] = {}
         """Plain values at the first batch of this process, and those that only its first boundary reaches."""
@@ -232,7 +232,8 @@ class Rehearsal:
                 reason = f"the second process of the rank did not repeat the steps within {limit:.0f} s"
             except OSError as error:
                 reason = str(error)
-            self._is_true_everywhere(bool(line))  # because a child may still talk to the others when it has reported
+            # Wait for all ranks, because a child that has reported may still communicate with other children.
+            self._is_true_everywhere(bool(line))
         self.cancel()
         if not line:
             return self.refusal(first, step - first, reason)
@@ -312,7 +313,7 @@ class Rehearsal:
         self._leave(msgspec.structs.replace(replay, number=RETURN, report=report))
 
     def end(self) -> Rehearsed:
-        """Return the report of this replay, with the time since the rank left training, and let it train."""
+        """Return the report of this replay, with the time since the rank left training, and let the rank train."""
         replay = self.replay
         assert replay is not None
         assert replay.report is not None
@@ -410,7 +411,7 @@ def _registered(state: RankState) -> list[object]:
 
 
 def _available_bytes() -> int:
-    """Return the memory in bytes that the node or this process's cgroup can still give."""
+    """Return the available memory of the node, or of this process's cgroup if that is less, in bytes."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     try:

@@ -309,7 +309,7 @@ class _Cover:
 
 
 def _places(target: LoadTarget) -> list[list[TensorPart]]:
-    """Return the boxes that fill a target. Those in one inner list have equal content for the same elements."""
+    """Return the boxes that fill a target. Boxes in one inner list have equal content for the same elements."""
     places: dict[tuple[int, int], list[TensorPart]] = {}
     for part in target.parts:
         if part.elements:

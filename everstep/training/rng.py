@@ -164,7 +164,7 @@ def kind_of(generator: Generator) -> str:
 
 
 def followed(found: list[Generator], known: Sequence[Generator], path: str) -> list[Generator]:
-    """Return `found`. Raises CannotResume if their number or a kind differs from those `known`."""
+    """Return `found`. Raises CannotResume if their number or a kind differs from that of `known`."""
     if (kinds := [*map(kind_of, found)]) != (before := [*map(kind_of, known)]):
         raise CannotResume(
             path,

@@ -94,7 +94,7 @@ NOT_COMPILED = (
     "Everstep waits here for the copy of the state: compile optimizer.step() without fullgraph=True, or "
     "call it uncompiled"
 )
-"""Text of torch.compile for `fullgraph=True`. Otherwise, it breaks the graph, so the guard runs in every step."""
+"""Message of torch.compile with `fullgraph=True`. Otherwise, torch breaks the graph here, so the guard always runs."""
 ENDS = (StopIteration, StopAsyncIteration, GeneratorExit)
 """Exceptions by which Python marks the end of an iterator or generator."""
 
@@ -199,7 +199,7 @@ class TrainingSession:
         if check is not None:
             check.attach(state)
         self._step_watch = StepWatch(state.optimizers(), state.parameters(), state.companions(), self._report_fault)
-        settle_gloo_threads_at_exit()  # stays after `close`, because the script may run further collectives
+        settle_gloo_threads_at_exit()  # Keep this after `close`: the script may run further collectives.
         self._exit_watch = ExitWatch(self.close, self._drain)
         self._is_agreed = False
         self._mapped: tuple[Arriving | Welcome, mmap.mmap] | None = None
@@ -355,7 +355,8 @@ class TrainingSession:
         self._rehearsal.boundary(self._boundary)
         self._end_replay()
         if self._rehearsal.kept_step and self._boundary == self._half.rehearsal_step:
-            # Before the rank reports this step, because the coordinator may then confirm the rehearsal.
+            # Keep the state before the rank reports this step: after the report, the coordinator may confirm the
+            # rehearsal.
             self._keep(self._rehearsal.keep_last)
         self._publish(
             boundary=self._boundary,
@@ -530,7 +531,7 @@ class TrainingSession:
         logger.warning("step %d is not captured at the end: %s", self._boundary, self._departure)
 
     def _final_round(self) -> None:
-        """Wait, for a limited time, until the last step is committed, or no step will be any more."""
+        """Wait, for a limited time, until the last step is committed, or no further step can be."""
         deadline = self._clock() + self._environment.final_round_seconds
         while (left := deadline - self._clock()) > 0:
             half = self._link.poll()
@@ -663,7 +664,7 @@ class TrainingSession:
         )
 
     def _bring(self) -> Step:
-        """Restore the step that the agent names and return its number, again if the agent begins to load anew."""
+        """Restore the step that the agent names, and return it. Start again if the agent begins to load anew."""
         while True:
             named = self._link.welcome()
             try:

@@ -55,7 +55,7 @@ ASK_AGAIN_BOUNDARIES = 100
 # The part that the training thread copied has left the cache. Its digests would take the copier so long that training
 # would wait at the guard, so the agent computes them.
 COLD_BYTES = 8 * 1024 * 1024
-"""Most bytes copied at the boundary for which the copier still computes digests, or as many as it copies itself."""
+"""Bytes copied at the boundary above which the copier computes no digests, unless it copies more bytes itself."""
 
 CaptureMessage = TypeVar("CaptureMessage", Capturing, Captured)
 
@@ -137,7 +137,7 @@ class _Verdict:
 
 
 class _Tensors:
-    """The tensors of a snapshot that stay the same objects. Those in `unstable` are copied at the boundary."""
+    """The tensors of a snapshot that stay the same objects. Tensors in `unstable` are copied at the boundary."""
 
     def __init__(self, lists: Sequence[list[StateTensor]], unstable: Collection[str]) -> None:
         self.lists = lists
@@ -222,7 +222,7 @@ class Snapshotter:
         """How often the state has outgrown its slots, since a request for spare room was refused."""
         self._ticket: CopyTicket | None = None
         self._unresumable = ""
-        """Why the state could not be observed or captured last; empty if it could."""
+        """Why the last attempt to observe or capture the state failed; empty if it succeeded."""
         self.settled = NONE
         """The step that the rank captured or abandoned last."""
         # A report from the training thread would wake the agent on the core that training needs at that moment.
@@ -250,7 +250,7 @@ class Snapshotter:
 
     def begin(self, announce: Callable[[], None]) -> None:
         """Map the first slots, and allocate their memory, in the background, because it would block training after a
-        step. The thread calls `announce` once before, which asks the agent to read the rank's page.
+        step. The thread first calls `announce` once, which asks the agent to read the rank's page.
         """
         self._tell = announce
         self._may_map.set()
@@ -537,7 +537,7 @@ class Snapshotter:
         )
 
     def _ask(self, refused: CapturePlan, *, only_for_less: bool = False) -> None:
-        """Request slots again, if wanted only if the state is now smaller than that of the refused slots."""
+        """Request slots again. With `only_for_less`, do so only if the state is now smaller than that of `refused`."""
         try:
             observed = self._state.observe()
             if not only_for_less or CapturePlan.make(observed.tensors).index_offset < refused.index_offset:

@@ -110,7 +110,7 @@ class RankState:
         for adapter in adapters:
             self.facts |= adapter.facts()
         self._facts_data, self.layout_hash = encode_facts(self.facts)
-        self.options = ScriptOptions({}, {})  # until `observe` has checked the schedulers
+        self.options = ScriptOptions({}, {})  # Placeholder until `observe` has checked the schedulers.
         self.observe()
         self.options = self._script_options(options_from_script)
 

@@ -35,7 +35,7 @@ NOT_COMPILED = (
     "Everstep checks here whether this optimizer updates a registered model: compile optimizer.step() without "
     "fullgraph=True, or pass the optimizer to init()"
 )
-"""Text of torch.compile if a script compiles an unregistered optimizer's step as one unbroken graph."""
+"""Message of torch.compile if a script compiles an unregistered optimizer's step as one unbroken graph."""
 
 
 def uncompiled(function: Callable[P, R], reason: str) -> Callable[P, R]:

@@ -1,6 +1,7 @@
 """Imports submodules of torch when a job's script uses one that nothing has imported.
 
-Only a warm rank is forked from a process that has imported many of them. So that scripts run in both kinds of ranks.
+A warm rank is forked from a process that has imported many submodules, and any other rank is not. With this module, a
+script runs in both kinds of ranks.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Run:
     before_bytes: int
     """Bytes of the first tensor before the range; 0 unless the tensor is divided."""
     complete_count: int
-    """Tensors, from the start of the list of copies, that are complete after this range."""
+    """Number of tensors, from the start of the list of copies, that are complete after this range."""
     tensors_bytes: int
     """Size without the zeros between its tensors."""
     source: torch.Tensor

@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _OutputsStored:
-    """The agent queues it for itself when it no longer waits for the uploads of a released run."""
+    """Command that the agent queues for itself when it no longer waits for the uploads of a released run."""
 
     membership: Membership
 

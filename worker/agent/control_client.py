@@ -49,11 +49,11 @@ OPEN_SECONDS = 5.0
 MAX_LINES_WAITING = 64
 """A further message replaces the oldest message."""
 MAX_ANSWERS_WAITING = 8
-# The server delays an agent that sends more than 128 messages per second, and would not hear it in time.
+# The server delays an agent that sends more than 128 messages per second, and would receive its reports too late.
 REPORT_SECONDS = 1 / 32
-"""Work for which the agent pays (`Pace`) for each report: 32 per second."""
+"""Seconds that the agent pays (`Pace`) for each report, so that it sends at most 32 reports per second."""
 BURST_SECONDS = 4.0
-"""Work for reports without a wait after a pause: 128 reports."""
+"""Seconds that the agent can pay without a wait after a pause: 128 reports."""
 
 
 @dataclass(eq=False, repr=False)

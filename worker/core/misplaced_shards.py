@@ -14,8 +14,8 @@ it:
 3. The node of the shard's owner keeps the same content, and other nodes have the base of every shard of that node.
 
 After a relayout, misplaced shards of the base protect the job until the first commit. A node without room may then drop
-a misplaced shard if an earlier node of the plan keeps the same content, or if it fetched the misplaced shard only for
-ranks that have loaded.
+a misplaced shard in two cases: an earlier node of the plan keeps the same content, or the node fetched the shard only
+for ranks that have loaded.
 
 Invariant: until the base is committed, one further node may be lost, and all shards can still be restored to a common
 step, if the plan had such a step. After a drop by condition 3:

@@ -257,7 +257,7 @@ class Coordinator:
     wanted: Step = NONE
     """The first commit at or above this step must be uploaded, on a user's request; `NONE` without a request."""
     urgent: Step = NONE
-    """As `wanted`, because AWS announced a node's end. Agents end an export if they need its slot for this upload."""
+    """Like `wanted`, but because AWS announced a node's end. Agents end an export if they need its slot for it."""
     is_recovering: bool = False
     """True from a restart of the coordinator's agent until every rank has reported. No step is proposed meanwhile."""
     stop_requested: bool = False

@@ -5,7 +5,7 @@
 
 Invariant: each part is unassigned, claimed by the owner, outstanding at one helper, finished by one helper, or missing.
 A part is missing if its helper was lost, late or sent wrong bytes. The owner transfers it itself, so a faulty helper
-costs time but no correctness.
+costs time, but not correctness.
 """
 
 from __future__ import annotations

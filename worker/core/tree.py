@@ -5,7 +5,7 @@
                 ├─ 2 ─── 33 … 48
                 └─ … 16
 
-Of each node, an agent stores only the report with the highest (term, sequence number), whatever its path. Invariant:
+For each node, an agent stores only the report with the highest (term, sequence number), whatever its path. Invariant:
 the coordinator receives the same facts over the tree as over direct connections, only later.
 """
 

@@ -161,7 +161,7 @@ def _objects(numbers: tuple[int, ...], object_of: Sequence[int]) -> tuple[int, .
 
 
 def _assign(item: Item, ranks: Sequence[Rank], loads: dict[Rank, int]) -> Rank:
-    """Choose, of `ranks`, the one with the fewest assigned bytes, and add the item's bytes to its load."""
+    """Choose the rank of `ranks` with the fewest assigned bytes, and add the item's bytes to its load."""
     rank = min(ranks, key=loads.__getitem__)
     loads[rank] += item.bytes
     return rank

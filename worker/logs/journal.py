@@ -338,7 +338,7 @@ class LinePart(NamedTuple):
     """A line, or a part of a long line."""
 
     text: str
-    """Text without line feed. Of a line with carriage returns, it is the last state."""
+    """Text without line feed; for a line with carriage returns, the last state."""
     size: int
     """Number of bytes read, with line feed and overwritten states."""
     is_piece: bool

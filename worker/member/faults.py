@@ -48,7 +48,7 @@ class ReportedFaults:
         """
         key = f"{code} {cut(message) if subject is None else subject}"
         if key not in self._faults and len(self._faults) >= MAX_FAULTS:
-            return  # A rank sends ever new errors. The oldest ones suffice.
+            return  # A rank keeps sending different errors. The oldest errors suffice.
         spent = sum(len(fault.message) for other, fault in self._faults.items() if other != key)
         message = cut(message, MAX_TEXT_CHARACTERS if spent < MAX_FAULTS_CHARACTERS else SHORT_CHARACTERS)
         self._faults[key] = NodeFault(code=code, message=message, is_permanent=is_permanent, shard=shard, output=output)

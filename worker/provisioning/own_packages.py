@@ -35,7 +35,7 @@ lists = [project.get("dependencies", []), project.get("dynamic", []), *optional.
 assert all(isinstance(each, list) and all(isinstance(item, str) for item in each) for each in lists)
 print(json.dumps({"dependencies": lists[0], "dynamic": lists[1], "optional-dependencies": optional}))
 """
-"""Prints the needed part of a `pyproject.toml`, in a process with limits."""
+"""Python program that prints the needed part of a `pyproject.toml`, in a process with limits."""
 _EDITABLE = re.compile(r"[ \t]*(?:-e|--editable)(?:[ \t]+|=)(?P<rest>.*)")
 _FILE = re.compile(
     r"[ \t]*(?P<option>-r|-c|-f|--requirement|--constraint|--find-links)(?:[ \t]+|=)(?P<path>[^\s#]+)[ \t]*(?:#.*)?"

@@ -80,7 +80,7 @@ class SourceArchives:
             return path
         found = self._objects.get_bytes(source.object)
         if (digest := hashlib.sha256(found).hexdigest()) != source.sha256:
-            found, first = self._objects.get_bytes(source.object), digest  # One wrong read says nothing of the object.
+            found, first = self._objects.get_bytes(source.object), digest  # One wrong read does not condemn the object.
             if (digest := hashlib.sha256(found).hexdigest()) not in (first, source.sha256):
                 raise StoreUnavailable(f"two reads of the source archive disagree: {first}; {digest}")
         if digest != source.sha256:
@@ -127,7 +127,7 @@ async def fetch_source(
         # A rank could read all archives, so delete the archives of other jobs before the ranks start.
         archives.keep({script.source.sha256})
         entry = unpack(archives.get(script.source), script, folder, cancelled, user)
-        archives.files(script.source)  # Read it now, because nothing cancels the look at ended ranks' files.
+        archives.files(script.source)  # Read the list now, because its later use cannot be cancelled.
         return entry
 
     try:

@@ -153,7 +153,7 @@ async def run_beside(
 
 
 async def _started(words: Sequence[str], environment: Mapping[str, str], stdin: int) -> Process:
-    """Run a command next to a rank. The exit code is None after a timeout. Raises OSError if it cannot start."""
+    """Start the process of a command. Raises OSError if it cannot start."""
     options = {"stdin": stdin, "stdout": PIPE, "stderr": PIPE, "start_new_session": True}
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(*words, env=environment, **options)  # type: ignore[arg-type]

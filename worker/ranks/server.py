@@ -37,14 +37,14 @@ HELLO_SECONDS = 10.0
 """Seconds in which a process that has connected must send `RankHello`."""
 # A rank that has lost its connection tries four times per second.
 CONNECTION_SECONDS = 0.01
-"""Work for which each new connection pays (`Pace`): 100 per second."""
+"""Seconds that each new connection pays (`Pace`), so that at most 100 open per second."""
 # A rank sends 1.4 messages per step (measured), so it may make 2,900 steps per second.
 MESSAGE_SECONDS = 1 / 4096
-"""Work for which a rank pays (`Pace`) for each message."""
+"""Seconds that a rank pays (`Pace`) for each message."""
 BYTES_PER_SECOND = 2 * MAX_LOGGED_BYTES
 """Bytes for which a rank pays one second. A rank that logs sends at most half as many per second."""
 BURST_SECONDS = 8.0
-"""Work of a rank, or of all new connections, without a wait after a pause."""
+"""Seconds that a rank, or all new connections together, can pay without a wait after a pause."""
 ACCEPT_RETRY_SECONDS = 1.0
 """Pause after a connection that the agent could not accept, for example for lack of file descriptors."""
 

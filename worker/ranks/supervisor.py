@@ -400,11 +400,11 @@ class Supervisor:
                 await self._until_ended(None)
 
     async def prove_gone(self, run: RunId | None) -> None:
-        """Return when no process of the ranks of `run` (None: all runs) exists. Raises RanksNotGone.
+        """Wait until no process of the ranks of `run` (None: all runs) exists. Raises RanksNotGone.
 
         The caller must stop the ranks first, and the node must have no rank of another run. If ranks run as separate
-        users, the method also kills these users' processes outside of cgroups, for example of pip, and removes their
-        shared memory, because a library with fixed names could not create it again.
+        users, the method also kills these users' processes outside of cgroups, for example of pip. It removes their
+        shared memory too, because a library with fixed names could not create it again.
         """
         try:
             async with asyncio.timeout(self.gone_seconds):
@@ -429,7 +429,7 @@ class Supervisor:
         if self._user is not None:
             await asyncio.to_thread(clear, self._user, IN_MEMORY)
         else:
-            # An instance of a local cluster whose /dev/shm is its own removes all in it.
+            # An instance of a local cluster that has its own /dev/shm removes all files in it.
             await asyncio.to_thread(clear_own_memory, self._socket.parent)
 
     async def _until_empty(self, run: RunId | None) -> None:

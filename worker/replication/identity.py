@@ -62,7 +62,7 @@ class PeerIdentity:
         return peer_uri(self._fleet, node_id)
 
     def accept(self, certificate: PeerCertificate) -> None:
-        """Use a new certificate from now on, and store it if possible. One for an earlier process's key is ignored."""
+        """Use a new certificate from now on, and store it if possible. Ignore one for the key of an earlier process."""
         try:
             self._use(certificate)
         except ssl.SSLError as error:

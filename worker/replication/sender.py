@@ -222,7 +222,7 @@ class ReplicaSender:
         held_lines = self._held_lines
 
         async def before_end() -> list[PrintedLines]:
-            # The slot is sealed, so the rank has printed all lines of its step, and `_printed` reads them.
+            # The slot is sealed, so the rank has printed all lines of its step, and `printed` returns them.
             nonlocal held_lines
             lines = await self.printed(self._held_lines) if self.printed is not None else Tail()
             held_lines = max(self._held_lines, lines.end)

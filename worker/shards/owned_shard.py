@@ -48,7 +48,7 @@ class OwnedShard:
 
     `base` is the content that the generation was restored from; None without a restore or after a relayout, and then
     `base_step` counts. `now` is Unix time. `on_change` is called after every change to report; `on_progress` when the
-    rank finishes a step, which only the coordinator learns.
+    rank finishes a step, which the agent reports only to the coordinator.
     """
 
     rank: Rank
@@ -75,7 +75,7 @@ class OwnedShard:
         """The newest step that is completely uploaded to S3, or `NONE`."""
         self.granted_slot = -1
         self.arriving: Arriving | None = None
-        """None until the list of this state's tensors has arrived. Lets the rank copy its state while that arrives."""
+        """Message with which the rank copies its state while it arrives; None until the list of tensors is here."""
         self.refusal = ""
         """Reason why this rank cannot capture a snapshot now; empty if it can."""
         self.refusal_cause = UnkeptCause.NO_SLOT

@@ -450,9 +450,9 @@ class SlotStore:
     async def seal_followed(self, slot: Slot, digests: ChunkDigests, *, expected: bytes | None = None) -> bytes | None:
         """Digest each part of the content as soon as the writer has finished it; seal the slot after the last part.
 
-        The caller records the writer's progress in `digests` (`ChunkDigests.grow`). Return the payload's digest. None
-        if it differs from `expected`, and the slot is then emptied; also if the slot was reused meanwhile, or the rank
-        abandoned the capture.
+        The caller records the writer's progress in `digests` (`ChunkDigests.grow`). Return the payload's digest. If it
+        differs from `expected`, empty the slot and return None. Also return None if the slot was reused meanwhile, or
+        the rank abandoned the capture.
         """
         if slot.digests is not digests:
             return None

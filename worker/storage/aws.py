@@ -114,7 +114,7 @@ class RoleKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPrincipal:
-    """Names the run of a job, and its role, for which a node calls AWS. CloudTrail and policies see all of it."""
+    """Names the run of a job, and its role, for which a node calls AWS. CloudTrail and policies see these names."""
 
     project: str
     job: str
@@ -140,7 +140,7 @@ class JobPrincipal:
 
     @property
     def reader(self) -> str:
-        """Project and role, whose permissions decide what may be read. Readers share nothing that they fetched."""
+        """Project and role, whose permissions decide what may be read. Different readers share no fetched data."""
         return f"{self.project or self.run} {self.role_arn}"
 
 

@@ -210,7 +210,8 @@ def groups_of(planned: Sequence[Planned]) -> SharedGroups:
 def missing(objects: ObjectStore, planned: Sequence[Planned]) -> Sequence[Planned]:
     """Return the first of the planned shared objects that S3 lacks, and all planned objects after it. Blocks.
 
-    S3 lacks an object of another size or another checksum, if it stored one. Raises StorageError if a request fails.
+    An object of another size, or with another stored checksum, counts as missing. Raises StorageError if a request
+    fails.
     """
     # Stop at the first missing object to save requests, because many ranks wait for the same objects.
     for number, each in enumerate(planned):
@@ -295,7 +296,7 @@ def _pieces(slot: SlotFile, tensors: Sequence[TensorEntry], check: Callable[[], 
 def _verified(
     slot: SlotFile, tensors: Sequence[TensorEntry], sha256: str, check: Callable[[], None]
 ) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a group's S3 object. At last, raise CorruptCheckpoint if their SHA-256 is not `sha256`."""
+    """Yield the bytes of a group's S3 object. At the end, raise CorruptCheckpoint if their SHA-256 is not `sha256`."""
     whole = hashlib.sha256()
     for piece in _pieces(slot, tensors, check):
         whole.update(piece)

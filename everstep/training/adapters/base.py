@@ -70,8 +70,8 @@ class Adapter(Protocol):
         """
 
     def facts(self) -> dict[str, str]:
-        """Return facts, such as shapes, which a snapshot and a launch must have in common. They are those at `init`,
-        because a restarted script has not repeated later changes when it restores.
+        """Return facts, such as shapes, which a snapshot and a launch must have in common. The facts describe the state
+        at `init`, because a restarted script has not repeated later changes when it restores.
         """
         ...
 
@@ -105,9 +105,9 @@ class Adapter(Protocol):
         """
 
     def targets(self, earlier: EarlierTensors, values: EarlierState) -> Sequence[LoadTarget]:
-        """Return the tensors that `load` will read of another layout's snapshot, in its order. This rank calls it after
-        each earlier shard that it maps. The boxes in the result are the same in every call. `values` are those of the
-        shard that was mapped first. Raises CannotRelayout if a tensor cannot be filled.
+        """Return the tensors that `load` will read from another layout's snapshot, in the order of `load`. This rank
+        calls the method after each earlier shard that it maps, and every call returns the same boxes. `values` are
+        those of the shard that was mapped first. Raises CannotRelayout if a tensor cannot be filled.
         """
         ...
 
@@ -245,7 +245,7 @@ class NamedOptimizer:
         return self.arenas[0]
 
     def of_earlier(self, earlier: EarlierTensors) -> list[StateTensor]:
-        """Return, on the meta device, the state tensors that the earlier shards mapped so far name. A tensor with one
+        """Return the state tensors that the mapped earlier shards contain, on the meta device. A tensor with one
         element per element of its parameter has the size of this rank's part. Any other tensor has its earlier size.
         """
         found: list[StateTensor] = []
@@ -331,7 +331,7 @@ class NamedOptimizer:
         ]
 
     def _options(self) -> dict[str, Mapping[str, Any]]:
-        """Return the options of each parameter's group; of one that ZeRO-3 has removed from its group, the defaults."""
+        """Return the options of each parameter's group, or the defaults if ZeRO-3 has removed the parameter from it."""
         group_of = {id(parameter): group for group in self.optimizer.param_groups for parameter in group["params"]}
         return {name: group_of.get(id(parameter), self.optimizer.defaults) for name, parameter in self.members}
 
@@ -416,7 +416,7 @@ class NamedOptimizer:
 
 
 class ExtraStates:
-    """Captures and restores what modules return from `get_extra_state`, after all tensors are loaded as in torch."""
+    """Captures and restores what modules return from `get_extra_state`, after all tensors are loaded, as torch does."""
 
     def __init__(self) -> None:
         self._modules: dict[str, torch.nn.Module] = {}
@@ -444,7 +444,7 @@ class ExtraStates:
         return list(self._modules)
 
     def follow(self, replaced: Mapping[torch.nn.Module, torch.nn.Module]) -> None:
-        """Use other modules in place of those that the script has replaced by them."""
+        """Use the script's new modules in place of those that they have replaced."""
         self._modules = {name: replaced.get(module, module) for name, module in self._modules.items()}
 
     def observe(self) -> dict[str, Tree]:
@@ -564,7 +564,7 @@ def plain_rewrap(_parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
 
 
 def check_parameter(name: str, parameter: torch.Tensor) -> None:
-    """Raise CannotResume as `check_tensor`, or if a restore could not write the parameter in place."""
+    """Raise CannotResume as `check_tensor` does, or if a restore could not write the parameter in place."""
     check_tensor(name, parameter)
     if overlaps_itself(parameter):
         raise CannotResume(

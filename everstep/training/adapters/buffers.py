@@ -66,7 +66,7 @@ class Buffers:
         self._places += places
 
     def follow(self, replaced: Mapping[torch.nn.Module, torch.nn.Module]) -> None:
-        """Use other modules in place of those that the script has replaced by them."""
+        """Use the script's new modules in place of those that they have replaced."""
         self._modules = {path: [replaced.get(each, each) for each in held] for path, held in self._modules.items()}
         self._places = [(name, replaced.get(owner, owner), key) for name, owner, key in self._places]
 
@@ -98,7 +98,7 @@ class Buffers:
         return tensors, {"late": list(self._late), "ties": ties, "device": usual.type, "elsewhere": elsewhere}
 
     def transient_parts(self) -> dict[str, tuple[TensorPart, ...]]:
-        """Return no boxes for each buffer that is not persistent, so that it is part of no logical tensor."""
+        """Return an empty tuple for each buffer that is not persistent, because it belongs to no logical tensor."""
         return {f"model/{name}": () for name, owner, key in self._places if key in owner._non_persistent_buffers_set}
 
     def load(self, tensors: SavedTensors, values: Tree) -> None:

@@ -132,8 +132,8 @@ def fix_buckets(model: DistributedDataParallel) -> None:
 
 
 def bucket_views(model: DistributedDataParallel) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
-    """Return the view of its bucket that is each parameter's gradient. Collective, after `fix_buckets`. Empty without
-    `gradient_as_bucket_view`, or with a static graph, which `fix_buckets` omits.
+    """Return each parameter with the view of its bucket that is its gradient. Collective, after `fix_buckets`. Empty
+    without `gradient_as_bucket_view`, or with a static graph, which `fix_buckets` omits.
     """
     parameters = [p for p in model.module.parameters() if p.requires_grad]
     if not parameters or not model.gradient_as_bucket_view or model.static_graph:

@@ -91,7 +91,7 @@ class FSDPAdapter(PlainAdapter):
         ]
 
     def _follow(self) -> CannotResume | None:
-        """Refuse each replaced module. Parameters are not compared: torch exchanges them to compute with whole ones."""
+        """Return an error for a replaced module. Ignore parameters: torch itself replaces them by gathered ones."""
         return refusal("model", self._tree, ModuleTree(self._models), follows=False)
 
     def check(self) -> None:

@@ -1,7 +1,8 @@
 """Tries whether an optimizer keeps all of its state where a snapshot finds it.
 
-Two copies of the optimizer get small parameters. One makes some steps. The other receives its parameters, its `state`
-and its `param_groups`, as after a restore. Then both make one more step, which must be equal in all bits.
+Two copies of the optimizer get small parameters. The first copy makes some steps. The second copy receives the
+parameters, the `state` and the `param_groups` of the first, as after a restore. Then both make one more step, which
+must be equal in all bits.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _OF_HOOKS: Final = "_optimizer_"
 
 
 def keeps_all_state(optimizer: Optimizer) -> bool:
-    """Return whether a restored copy of an optimizer without steps continues bit for bit. Nothing of the process
-    changes. Raises ValueError if copies would communicate, or free memory of the optimizer. Raises Exception if the
-    copies cannot make a step, for example because it needs a closure.
+    """Return whether a restored copy of an optimizer without steps continues bit for bit. The call changes nothing in
+    this process. Raises ValueError if copies would communicate, or free memory of the optimizer. Raises Exception if
+    the copies cannot make a step, for example because it needs a closure.
     """
     if type(optimizer).__module__.startswith("torch.distributed."):
         raise ValueError("its step communicates")
@@ -83,7 +84,7 @@ def _restore(twin: Any, origin: Any) -> None:
 
 
 def _observed(optimizer: Any) -> dict[str, object]:
-    """Return what a step must have equal: parameters, state, options, and the plain values in other attributes."""
+    """Return the values to compare after a step: parameters, state, options, and plain values in other attributes."""
     others = {key: each for key, each in vars(optimizer).items() if isinstance(each, (int, float, str, torch.Tensor))}
     return {
         "parameters": [each.detach() for each in _parameters(optimizer)],

@@ -93,11 +93,11 @@ class PlainAdapter:
         self._flags = self._live_flags()
         self._listed = NamedTensors()
         self._used: dict[str, dict[int, _GradientMark]] = {}
-        """Marks right after an optimizer's step since the last boundary, by optimizer and parameter."""
+        """Gradient marks right after each optimizer's step since the last boundary, by optimizer and parameter."""
         self._adds_up: set[str] = set()
         self._list_owners()
         self._accumulating: dict[str | None, int] = {}
-        """Number of further steps for which snapshots contain each optimizer's gradients; None: of no optimizer."""
+        """Further steps for which snapshots contain gradients, by optimizer; None: parameters without an optimizer."""
         for named in self._optimizers:
             self._watch_gradients(named)
         self._facts = self._describe()
@@ -251,7 +251,7 @@ class PlainAdapter:
         }
 
     def _check_gradients(self, saved: Mapping[str, Any]) -> None:
-        """Raise CannotRelayout for accumulated gradients, which each rank has of its own."""
+        """Raise CannotRelayout for accumulated gradients, because each rank has different ones."""
         states = saved["gradients"]
         if len(states) != len(self._parameters):
             raise CannotRelayout(
@@ -314,7 +314,7 @@ class PlainAdapter:
         """Raise CannotResume for a gradient that a restore would not rebuild, such as a DTensor of partial sums."""
 
     def _follow(self) -> CannotResume | None:
-        """Use the present modules and frozen parameters. Return an error, unchanged, if no restart would build them."""
+        """Use the present modules and frozen parameters, or return an error if no restart would build them."""
         tree = ModuleTree(self._models)
         if (refused := refusal("model", self._tree, tree, follows=True)) is not None:
             return refused
@@ -369,7 +369,7 @@ class PlainAdapter:
         return None
 
     def _list_members(self, named: NamedOptimizer, saved: Collection[str] = ()) -> None:
-        """List the parameters of an optimizer's groups, and others with state, which counts if they return."""
+        """List the parameters of an optimizer's groups, and removed ones with state, which may return to a group."""
         parameters = self._parameter_groups[named.name].parameters
         of_groups = set(map(id, parameters))
         names = {id(parameter): name for name, parameter in self._parameters.items()}
@@ -390,7 +390,7 @@ class PlainAdapter:
         self._ownerless = [parameter for parameter in self._parameters.values() if id(parameter) not in self._owner]
 
     def _as_saved(self, named: NamedOptimizer, saved: Mapping[str, Any]) -> NamedOptimizer:
-        """Return the optimizer with its members of the saved step."""
+        """Return the optimizer with the members that it had at the saved step."""
         if (groups := saved.get("groups", {}).get(named.name)) is None:
             return named
         members = dict.fromkeys([*chain.from_iterable(map(itemgetter(0), groups)), *self._parameters])
@@ -402,7 +402,7 @@ class PlainAdapter:
     def _named_tensors(
         self, prefix: str, model: torch.nn.Module
     ) -> tuple[list[tuple[str, torch.nn.Parameter]], list[str]]:
-        """Return the parameters of a model, a tied one once per name, and the names of its buffers."""
+        """Return the parameters of a model, a tied parameter once per name, and the names of its buffers."""
         parameters = list(model.named_parameters(remove_duplicate=False))
         buffers = buffers_of(model)
         names = tensor_names(
@@ -489,9 +489,9 @@ class PlainAdapter:
     def _gradients(self, tensors: list[StateTensor]) -> tuple[bytes, dict[str, _SparseGradient]]:
         """Return the state of each gradient as a byte, and the sparse gradients; append the dense ones to `tensors`.
 
-        Of a gradient that the optimizer's step has used, only its existence is recorded: AdamW updates a parameter with
-        a zero gradient, and skips one without a gradient. Snapshots contain all other gradients, once begun for
-        `GRADIENT_BOUNDARIES` boundaries.
+        If the optimizer's step has used a gradient, only the gradient's existence is recorded: AdamW updates a
+        parameter with a zero gradient, and skips one without a gradient. Snapshots contain all other gradients. After a
+        step that leaves unused gradients, they do so for `GRADIENT_BOUNDARIES` boundaries.
         """
         if not self._accumulating:
             states = bytearray(map(operator.is_not, map(attrgetter("grad"), self._live), repeat(None)))
@@ -550,7 +550,7 @@ def _mark(gradient: torch.Tensor | None) -> _GradientMark:
 
 
 def _is_used(gradient: torch.Tensor | None, mark: _GradientMark) -> bool:
-    """Return whether the optimizer's last step has used the current gradient, or there is none."""
+    """Return whether the optimizer's last step has used the current gradient, or no gradient exists."""
     return gradient is None or (mark is not None and mark[0]() is gradient and mark[1] == gradient._version)
 
 

@@ -1,7 +1,7 @@
 """Decides whether the state of a streaming dataset of Hugging Face `datasets` restores its position exactly.
 
-It does not for shuffle buffers, for a `map` or `filter` over tables, and for batched functions and generators that draw
-random numbers. The session then reads the epoch again from its beginning.
+The state is not exact for shuffle buffers, for a `map` or `filter` over tables, and for batched functions and
+generators that draw random numbers. The session then reads the epoch again from its beginning.
 
 Source: `IterableDataset.state_dict` and the classes of `datasets.iterable_dataset`, version 4.7. The decision reads
 private attributes; a dataset in which they are missing counts as inexact.

@@ -26,8 +26,8 @@ class OwnState:
 
     No method of the loader is called before its state is restored, because a call can change it. Until a restarted
     loader has made its next batch, the generators have their states from the beginning of the epoch: it may draw
-    numbers again, for example to start workers. If it draws both then and for every batch, only the rehearsal can find
-    a difference.
+    numbers again, for example to start workers. If a loader draws both at its start and for every batch, only the
+    rehearsal can find a difference.
     """
 
     def __init__(self, loader: Stateful) -> None:
@@ -77,7 +77,7 @@ class OwnState:
             setattr(self._loader, _RESTARTS, before)
 
     def _received(self, batches: Iterator[object], present: rng.States | None) -> Iterator[object]:
-        """Yield the batches, and note whether the loader draws for them. The first batch sets `present`."""
+        """Yield the batches, and note whether the loader draws for them. After the first, set the states `present`."""
         batch = next(batches, END)
         if present is not None and self._began is not None:
             states = rng.states(self.generators)

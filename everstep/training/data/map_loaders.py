@@ -46,7 +46,7 @@ class MapLoader:
         self._searched = [*samplers, loader.generator, *in_process], [*samplers, loader.generator]
         self.generators = rng.find_generators(self._searched[0])
         self._watched = [each for each in self._searched[0] if not isinstance(each, FunctionType)]
-        """May replace their generators, also during an epoch."""
+        """Objects that may replace their generators, also during an epoch."""
         self._of_watched = rng.find_generators(self._watched)
         in_dataset = [loader.dataset, loader.collate_fn]
         # A sampler often holds the dataset, whose attributes change with each sample and not with the sampler.
@@ -143,7 +143,7 @@ def nested_samplers(loader: DataLoader[object]) -> Iterator[object]:
 
 
 class PlacedSampler:
-    """Wraps the user's (batch) sampler so that it can start inside an epoch. `sharing` needs one order of all."""
+    """Wraps the user's (batch) sampler so that it can start inside an epoch. With `sharing`, ranks share one order."""
 
     def __init__(
         self,

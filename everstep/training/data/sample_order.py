@@ -130,9 +130,9 @@ class Sharing:
         return cls(order, rank, sampler, size, batches.drop_last)
 
     def rest(self, begin: int, generators: Sequence[rng.Generator], began: rng.States, *, is_new: bool) -> list[object]:
-        """Return this rank's batches from a position on; its samples if the loader has no batches. `generators` may be
-        drawn from besides the global ones, and had the states `began` at the beginning of the epoch. With `is_new`, the
-        sampler's generator has yet to make the draws of this epoch.
+        """Return this rank's batches from a position on; its samples if the loader has no batches. Besides the global
+        generators, the sampler may draw from `generators`. `began` are the generators' states at the beginning of the
+        epoch. With `is_new`, the sampler's generator has yet to make the draws of this epoch.
         """
         whole = self._whole(generators, began, is_new=is_new)
         indices = [whole[position] for position in self.order.shares.of(self.rank, begin)]

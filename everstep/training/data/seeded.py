@@ -89,7 +89,7 @@ class SeededCollator:
         dataset: the loader's dataset. The collator uses its seed and epoch.
 
     Raises:
-        SessionMisuse: the dataset is no `SeededDataset`.
+        SessionMisuse: the dataset is not a `SeededDataset`.
     """
 
     def __init__(self, collate_fn: Callable[..., object], dataset: SeededDataset) -> None:

@@ -124,7 +124,7 @@ class DataStream:
         self.epoch, self.consumed_count = self.epoch + 1, 0
 
     def skip(self, epochs: int, batches: int) -> None:
-        """Begin behind a number of epochs, and drop batches of the next one. Called before the first batch."""
+        """Skip a number of epochs, and the first batches of the next epoch. Called before the first batch."""
         self.epoch = epochs
         for _ in range(batches):
             self._next_of_epoch()
@@ -267,7 +267,7 @@ def _sample_count(loader: object) -> int | None:
         return None
     try:
         return len(cast(Sized, loader.dataset))
-    except (TypeError, NotImplementedError):  # A sampler of the script's may need no length.
+    except (TypeError, NotImplementedError):  # A sampler of the script may need no length.
         return None
 
 

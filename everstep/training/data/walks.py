@@ -35,7 +35,7 @@ class Walk:
         self._place = place
         self._is_known = draws_once(items)
         self._left = list(place.began)
-        """Each generator's state after the walk last used it; other code has used it if it differs."""
+        """Each generator's state after the walk last used it. If the present state differs, other code has used it."""
         self._streams: dict[int, Tree] = {}
 
     def __iter__(self) -> Iterator[object]:
@@ -150,4 +150,4 @@ class Fork:
     """Last item with the shared generator."""
     index: int
     found: Tree
-    """Its state before the sampler drew the item `number`."""
+    """The generator's state before the sampler drew the item `number`."""

@@ -1,7 +1,6 @@
 """Computes digests of batches, states and other values of a script.
 
-Invariant: equal values have equal digests in every process. Of an object without readable content, only the type
-counts.
+Invariant: equal values have equal digests in every process. An object without readable content counts by its type only.
 """
 
 from __future__ import annotations

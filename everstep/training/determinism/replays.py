@@ -98,7 +98,7 @@ def _lines(finding: Finding, unkept: Sequence[str], records: Sequence[Record]) -
 
 
 def _of_steps(rank: int, records: Sequence[Record]) -> Finding | None:
-    """Return the first difference between the steps, which are the generators' rather than a logged loss's, or None."""
+    """Return the first difference between the steps, or None. A generator counts before a logged value of its step."""
     found = compare(rank, records, varies_hash=False)
     if found is None or found.kind is not Kind.VALUE:
         return found
@@ -117,7 +117,7 @@ def _of_steps(rank: int, records: Sequence[Record]) -> Finding | None:
 
 
 def _of_variables(rank: int, records: Sequence[Record]) -> Finding | None:
-    """Return what a restart would lose unused, such as averaged weights. Plain values count only if they changed."""
+    """Return what a restart would lose although no step uses it, such as averaged weights, or changed plain values."""
     moment = max(records[0].variables, default=0)
     unkept = _unkept(records, moment)
     if names := tuple(name for name, kind in unkept if kind in _STATES):
@@ -155,7 +155,7 @@ def _built_anew(records: Sequence[Record]) -> list[str]:
 
 
 def _unkept(records: Sequence[Record], moment: int) -> list[tuple[str, str]]:
-    """Return names and classes of the variables that differ after a restart, and not between replays."""
+    """Return names and classes of the variables that differ after a restart, but not between replays."""
     values, once, again = (record.variables.get(moment, {}) for record in records)
     return [
         (name, value.partition(" ")[0])
@@ -169,9 +169,9 @@ def _logged(entries: Sequence[Entry]) -> list[tuple[str, str]]:
 
 
 def unkept_variables(records: Sequence[Record], step: int) -> tuple[str, ...]:
-    """Return the variables that differ first, at most `MAX_REHEARSED_NAMES`, and not between replays. After step 1,
-    only counters are named, because other values may follow from the difference. Random generators come first, and the
-    variables of functions that have ended come last.
+    """Return the first `MAX_REHEARSED_NAMES` variables that differ first after a restart, but not between replays.
+    After step 1, only counters are named, because other values may follow from the difference. Random generators come
+    first, and the variables of functions that have ended come last.
     """
     moments = records[0].variables
     of_loop = {name.partition(".")[0] for moment in moments if moment % 2 for name in moments[moment]}

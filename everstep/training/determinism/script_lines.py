@@ -59,7 +59,7 @@ def lines_of_variables(names: Sequence[str]) -> list[ScriptLine]:
         module = getattr(sys.modules.get(root), "__file__", None)
         # The part nearest to the value decides: `tr.iter_num` is changed as `self.iter_num`.
         for part in reversed([each for each in rest.split(".") if not each.isdigit()]):
-            # A loop of the module changes its global `i`, and not a function that has a local variable `i`.
+            # A loop at module level changes the global `i`. A loop in a function with a local variable `i` does not.
             of_loop = (module, "") if part == rest else None
             places = [
                 (weight + 4 * (function == root or (weight > 1 and (path, function) == of_loop)), path, line)

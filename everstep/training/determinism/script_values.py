@@ -56,8 +56,8 @@ def values_of_script(kept: Iterable[object], *, with_tensors: bool = True) -> di
     """Return type and digest of each reachable value, lengths of containers, and positions of iterators over loaders.
 
     Names are `train.best` for a global of train.py, `main.best` for a variable of `main`, or `Encoder.memory` for an
-    attribute of a registered module. Without tensors, the search costs little time. Of the objects `kept`, it enters
-    what snapshots may lack.
+    attribute of a registered module. Without tensors, the search costs little time. Within the objects `kept`, the
+    search enters only what snapshots may lack.
     """
     kept = list(kept)
     kinds = (*_KINDS, *_PLAIN) if with_tensors else _SMALL
@@ -105,7 +105,7 @@ def _inside(registered: Iterable[object]) -> Iterator[tuple[str, object]]:
 
 
 def _class_of(hook: object) -> type | FunctionType | MethodType:
-    """Return the class of a hook, or the function itself. Both have the module that defines them."""
+    """Return the class of a hook, or the function itself. Both name the module that defines them."""
     hook = hook.func if isinstance(hook, partial) else hook
     return hook if isinstance(hook, (FunctionType, MethodType)) else type(hook)
 
@@ -142,7 +142,7 @@ def _search(
 
 
 def _position(value: object) -> str:
-    """Return how far an iterator is that a restart begins anew; empty for other objects."""
+    """Return the position of an iterator that a restart begins anew; empty for other objects."""
     if isinstance(value, _BaseDataLoaderIter):
         return f"{value._num_yielded} batches"
     if not isinstance(value, GeneratorType) or not is_user_file(value.gi_code.co_filename):

@@ -98,7 +98,7 @@ def group_kill_count(group: Path) -> int | None:
 
 def kernel_log(path: Path = Path("/dev/kmsg")) -> str:
     """Read the kernel's log, one record per line; empty if it may not be read."""
-    # Needs CAP_SYSLOG where `kernel.dmesg_restrict` is 1.
+    # The open needs CAP_SYSLOG if `kernel.dmesg_restrict` is 1.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -118,7 +118,7 @@ def become(start: StartRank) -> NoReturn:
     sys.path[:0] = [place, *([start.packages] if start.packages else [])]
     try:
         os.chdir(start.working_directory)
-        with open(start.script, "rb") as file:  # also of a module, for the same error if the file is missing
+        with open(start.script, "rb") as file:  # Also for a module, so that a missing file is the same error.
             source = file.read()
     except OSError as error:
         sys.stderr.write(

@@ -148,7 +148,7 @@ class Ranks(Message, frozen=True):
     pid: int
     records: tuple[RankRecord, ...]
     remains_count: int
-    """Number of processes below the shim of no living rank: descendants of ended ranks, and new ranks."""
+    """Number of processes below the shim that belong to no living rank: descendants of ended ranks, and new ranks."""
     preload: Preload
     preload_seconds: float = 0.0
     preload_bytes: int = 0

@@ -104,7 +104,7 @@ class Shim:
     _living: dict[int, RankKey] = field(default_factory=dict)
     _stopped: set[RankKey] = field(default_factory=set)
     _fences: dict[RunId, Generation] = field(default_factory=dict)
-    """By run: the highest stopped generation. No ranks of it or of earlier ones are started."""
+    """By run: the highest stopped generation. The shim starts no ranks of this or an earlier generation."""
     _waiting: list[_Pending] = field(default_factory=list)
     _forking: list[_Pending] = field(default_factory=list)
     """Start requests for which the template is forking, in the order in which it answers."""

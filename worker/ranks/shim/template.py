@@ -7,8 +7,9 @@
                         ◀─────             Forked | ForkFailed
 
 Only the fork reads the file with StartRank, which contains secrets. The template compiles nothing. It is ready after
-3.5 s and has 362 MiB; a warm rank needs 33 ms to the first line of the script, the imports of a cold rank 1.3 to 1.8 s
-of CPU (2 idle cores, torch 2.13, DeepSpeed 0.19.8). Invariant: the template has one thread and ends when the shim ends.
+3.5 s and has 362 MiB. A warm rank needs 33 ms to the first line of the script. The imports of a cold rank need 1.3 to
+1.8 s of CPU (2 idle cores, torch 2.13, DeepSpeed 0.19.8). Invariant: the template has one thread and ends when the shim
+ends.
 """
 
 from __future__ import annotations
