@@ -111,6 +111,10 @@ FURTHER = {
     # AWS refuses a policy of a new key with which the caller could not change it again, unless its own policy lets it.
     # https://docs.aws.amazon.com/kms/latest/APIReference/API_CreateKey.html, BypassPolicyLockoutSafetyCheck
     "kms:CreateKey": [Request("kms:PutKeyPolicy", "*")],
+    # https://docs.aws.amazon.com/elasticloadbalancing/latest/userguide/elb-api-permissions.html
+    "elasticloadbalancing:CreateLoadBalancer": [Request("ec2:DescribeAccountAttributes", "*")],
+    # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
+    "ec2:CreateVpcEndpoint": [Request("route53:AssociateVPCWithHostedZone", "*")],
     # https://docs.aws.amazon.com/AmazonRDS/latest/UserGuide/rds-secrets-manager.html and Overview.Encryption.Keys.html
     "rds:CreateDBInstance": [
         Request(action, f"arn:aws:kms:{ACCOUNT}:key/1", {"kms:ViaService": ["rds.us-east-1.amazonaws.com"]})

@@ -45,8 +45,9 @@ esac
 install_packages() {
   if command -v apt-get >/dev/null; then
     export DEBIAN_FRONTEND=noninteractive
-    apt-get update -q
-    apt-get install -q -y --no-install-recommends "$@"
+    # Ubuntu updates itself after the first boot, and holds apt's lock meanwhile.
+    apt-get -o DPkg::Lock::Timeout=600 update -q
+    apt-get -o DPkg::Lock::Timeout=600 install -q -y --no-install-recommends "$@"
   elif command -v dnf >/dev/null; then
     dnf install -q -y "$@"
   else

@@ -111,7 +111,7 @@ class Commands:
         match command:
             case Prepare():
                 if self.lifecycle.must_promise(command):
-                    await self.departure.create_traversable_dir(command.run)
+                    await self.departure.release_other(command.run)
                     self.sources.stop()
                     await self.burn_in.stop()
                     await self.lifecycle.prepare(command)

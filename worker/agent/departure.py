@@ -1,7 +1,7 @@
 """Ends a run on this node: waits for the uploads of the run's output, then removes its files and processes.
 
     Release ─▶ Departure.begin ─▶ outputs uploaded or stalled ─▶ Departure.finish ─▶ release
-    Prepare of another run ─▶ Departure.create_traversable_dir ─────────────────────────────────▶ release
+    Prepare of another run ─▶ Departure.release_other ─────────────────────────────────────────▶ release
 
 Invariant: until the release, the node reports the run. After a release, no file, process or promise of the run remains
 on this node.
@@ -101,7 +101,7 @@ class Departure:
         if membership == self.promise.membership and is_recorded:
             await self._release(membership.run, wait_seconds=0.0)
 
-    async def create_traversable_dir(self, run: RunId) -> None:
+    async def release_other(self, run: RunId) -> None:
         """Remove the node's current run, unless it is `run`. In that case, only cancel a removal that waits."""
         other = self.promise.run
         if other is not None and other != run:

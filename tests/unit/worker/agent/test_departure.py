@@ -38,7 +38,7 @@ async def test_a_failed_removal_ends_neither_the_agent_nor_the_other_removals(
     calls |= {"rank_outputs": parts["rank_outputs"].forget, "supervisor": parts["supervisor"].forget}
     calls["archives"] = parts["archives"].keep
     calls[failing].side_effect = RecursionError("maximum recursion depth exceeded")
-    await Departure(**parts).create_traversable_dir(RunId("b" * 32))
+    await Departure(**parts).release_other(RunId("b" * 32))
     assert all(call.called for call in calls.values())
     assert not home_of(tmp_path, run).exists()
     parts["promise"].drop.assert_called_once_with(run)
