@@ -80,7 +80,7 @@ class ServerAuthority:
         identifier = x509.SubjectKeyIdentifier.from_public_key(public)
         own = _authority(_SERVERS, public).add_extension(identifier, critical=False).sign(self._key, SHA256())
         self.certificate: Final = own.public_bytes(Encoding.PEM).decode()
-        """PEM."""
+        """The certificate as PEM."""
 
     def issue(self, address: IPv4Address | IPv6Address, now: datetime) -> bytes:
         """Return a new key and its certificate for an address, as PEM, valid from `now`."""

@@ -358,7 +358,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     async def receive(self) -> Any:
-        """Return the next message, and parse bytes behind it."""
+        """Return the next message, and parse the bytes that follow it."""
         message = await super().receive()
         self._feed()
         return message

@@ -42,7 +42,7 @@ CHECKED_PATHS: Final = frozenset({"/v1/health", "/v1/ready"})
 """Open paths that no flood of strangers may delay, because a load balancer decides by them."""
 MAX_OPEN_BODY_BYTES: Final = 16 * 1024
 MAX_HELD_BODY_BYTES: Final = 16 * 1024 * 1024
-"""Limit of one token's requests together, without archives (`SpoolRoom`)."""
+"""Limit of the bodies of one token's running requests together, except archives (`SpoolRoom`)."""
 MAX_TOKEN_LENGTH = 512
 
 
@@ -115,7 +115,7 @@ async def reader(request: Request, services: ServicesDep) -> Caller:
         Unauthenticated: the request has no token, or one that is unknown, expired or revoked.
         Forbidden: the token belongs to an agent, or a page of another site sent the request with the session's cookie.
     """
-    # A coroutine, because FastAPI would run a plain function in a thread, which a cached token is not worth.
+    # A coroutine, because FastAPI would run a plain function in a thread, which is too expensive for a cached token.
     found: Caller | None = getattr(request.state, "caller", None)
     return found or await _identify(request, services)
 

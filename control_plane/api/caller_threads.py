@@ -80,7 +80,7 @@ class _Turns:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.leave()
-            elif turn in self.waiting:  # `leave` may have taken a cancelled turn out already
+            elif turn in self.waiting:  # `leave` may have removed a cancelled turn already
                 self.waiting.remove(turn)
             raise
 
@@ -187,12 +187,12 @@ class Workers:
 
 
 class EventAllowance:
-    """Events that each token may cause at once, which grow back. Used on the event loop only."""
+    """Limits the events that each token may cause. The allowance grows back over time. Used on the event loop only."""
 
     def __init__(self, most: float, per_second: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._most, self._per_second, self._monotonic = most, per_second, monotonic
         self._spent: dict[str, tuple[float, float]] = {}
-        """Spent events of a token, at a time. Missing once all have grown back."""
+        """Spent events and the time of this count, by token. A token is missing once all its events have grown back."""
 
     def is_left(self, token: str) -> bool:
         """Return whether a token may cause an event."""
@@ -219,7 +219,8 @@ class SpoolRoom:
     def hold(self, project: str, size_bytes: int, largest_bytes: int) -> Iterator[None]:
         """Reserve room for one body while the block runs.
 
-        A project may hold twice `largest_bytes`, all projects together `SPOOLED_BODIES` times. Raises Throttled if the
+        A project may hold twice `largest_bytes`, and all projects together `SPOOLED_BODIES` times `largest_bytes`.
+        Raises Throttled if the
         room is taken.
         """
         is_full = self._held.total() + size_bytes > SPOOLED_BODIES * largest_bytes

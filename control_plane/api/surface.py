@@ -62,7 +62,7 @@ DESCRIPTION: Final = "Trains large models on EC2 Auto Scaling groups and keeps e
 EPOCH: Final = "epoch-seconds"
 """Format of times in the OpenAPI document: seconds since 1970, UTC."""
 OPEN_OPERATIONS: Final = frozenset({"GetHealth", "GetReadiness"})
-"""They need no token."""
+"""Operations that need no token."""
 _OF_FASTAPI = ("HTTPValidationError", "ValidationError")
 _GATES: Final = {auth.admin: Role.ADMIN.value, auth.user: Role.SUBMITTER.value, auth.reader: Role.VIEWER.value}
 """Lowest role by the authentication dependency of a route."""

@@ -168,7 +168,10 @@ def endpoint_rules() -> Json:
 
 
 class _Shapes:
-    """Shapes without a name in the OpenAPI document get the name of the field that first uses them."""
+    """The shapes of the service model.
+
+    A shape without a name in the OpenAPI document gets that of the field that first uses it.
+    """
 
     def __init__(self, components: Json) -> None:
         self._components = components

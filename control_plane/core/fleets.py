@@ -602,7 +602,7 @@ class _Table:
 
     def give_up_joining(self) -> None:
         # The limit doubles for each such instance in a row: if all fail, for example by their user data, only a person
-        # helps.
+        # can help.
         patience = self.join_seconds()
         settled = {
             member.node_id

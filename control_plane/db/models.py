@@ -767,7 +767,7 @@ class DatabaseRestoreRow(Base):
     first_generation: Mapped[int]
     """Generations that start after the restore have higher numbers."""
     differences: Mapped[list[dict[str, Any]]]
-    """What S3 has and the backup lacked, or the reverse (`db.restores.Difference`)."""
+    """What S3 has and the backup lacked, or the reverse (`core.database_restore.Difference`)."""
     accepted_at: Mapped[datetime | None]
     """Time of `everstep db restored --accept`."""
 

@@ -58,8 +58,8 @@ class SavedNode:
     wanted_at: datetime | None
     connected_at: datetime | None
     arrival_seconds: float | None
-    """Seconds from the lack, or from the first listing, to the agent's first connection. None before, or if it came
-    earlier.
+    """Seconds from the lack of the instance, or from its first listing, to the agent's first connection. None before
+    the connection, or if the agent connected first.
     """
     ended_at: datetime | None
 

@@ -175,13 +175,13 @@ def is_revoked(session: Session, token_id: str) -> bool:
 
 
 def expires_before(session: Session, token_id: str, at: datetime) -> bool:
-    """Return whether a token expires before a time. One without an expiry never does."""
+    """Return whether a token expires before a time. A token without an expiry never does."""
     row = session.get(TokenRow, token_id)
     return row is not None and row.expires_at is not None and row.expires_at < at
 
 
 def extend(session: Session, token_id: str, expires_at: datetime) -> None:
-    """Set a later expiry for a token with an expiry that was not revoked. Idempotent."""
+    """Set a later expiry for a token that has an expiry and is not revoked. Idempotent."""
     session.execute(
         update(TokenRow)
         .where(TokenRow.id == token_id, TokenRow.revoked_at.is_(None), TokenRow.expires_at < expires_at)

@@ -42,7 +42,7 @@ MAX_DEPARTED = 1000
 
 
 BURST_SECONDS = 16.0
-"""Work of a node's messages without a wait after a long pause."""
+"""Seconds of work that a node's messages may cause at once after a long pause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ class AgentRegistry:
         return connection
 
     def leave(self, fleets: frozenset[FleetName]) -> None:
-        """Disconnect the agents of `fleets`, all fleets of other servers, which replaces the previous set."""
+        """Disconnect the agents of `fleets`: all fleets of other servers, in place of the previous set."""
         self._elsewhere = fleets
         for node_id, connection in list(self._connections.items()):
             if self._views[node_id].fleet in fleets:

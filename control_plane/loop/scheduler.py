@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 FIRST_BACKOFF_SECONDS = 0.5
 """Pause after a key's second failure in a row, doubled with each further failure."""
 MAX_BACKOFF_SECONDS = 2.0
-"""It delays a job's next call by at most this time once the cause has ended."""
+"""Longest pause, and so the longest delay of a job's next call once the cause has ended."""
 
 K = TypeVar("K", bound=Hashable)
 

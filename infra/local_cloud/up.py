@@ -131,7 +131,7 @@ class ClusterOptions:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of the instances."""
     control_plane_environment: Mapping[str, str] = field(default_factory=dict)
-    """Additional variables."""
+    """Additional variables of the control plane."""
     has_standby: bool = False
     """Whether to start a second server at another address. Agents receive both addresses."""
     start_balancer: Callable[[Sequence[str], str, int], str] | None = None

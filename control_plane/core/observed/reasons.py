@@ -78,7 +78,7 @@ class JobNote(Value, frozen=True):
 
 
 StopReason: TypeAlias = JobNote | RehearsalEnded | str
-"""A text: as an earlier version stored it."""
+"""A plain text comes from an earlier version."""
 
 
 class Starting(Value, frozen=True):
@@ -177,7 +177,10 @@ class GaveUp(Value, frozen=True):
 
 
 class Told(Value, frozen=True):
-    """A sentence that contains facts, as an earlier version stored it. `parts` without spaces between make it."""
+    """A sentence that contains facts, as an earlier version stored it.
+
+    `parts`, joined without spaces, are the sentence.
+    """
 
     parts: tuple[str | Fact, ...]
 
@@ -201,7 +204,7 @@ JobReason: TypeAlias = (
     | AwaitsStore
     | Recorded
 )
-"""A plain text is an agent's, or an earlier version stored it."""
+"""A plain text comes from an agent, or from an earlier version."""
 
 
 class Lapsed(Value, frozen=True):
