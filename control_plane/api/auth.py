@@ -139,7 +139,7 @@ async def _identify(request: Request, services: Services) -> Caller:
 class Authenticated:
     """ASGI middleware that authenticates requests below `/v1/` before FastAPI reads and parses their body.
 
-    The strangers of one address share a turn per open path (`CallerThreads`), and all of them pay for refused requests.
+    Requests from one address to one open path share a turn (`CallerThreads`). One `Pace` delays the refusals of all.
     """
 
     def __init__(self, app: ASGIApp) -> None:

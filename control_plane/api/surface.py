@@ -237,7 +237,8 @@ def _plain(schema: Any) -> Any:
     if schema.get("format") == "date-time":
         return {**schema, "type": "number", "format": EPOCH}
     plain = {key: _plain(value) for key, value in schema.items()}
-    if "schema" in schema:  # Callers pass only request parameters and JSON schemas, so this is a parameter.
+    # Callers pass only request parameters and JSON schemas, so a mapping with `schema` is a parameter.
+    if "schema" in schema:
         plain["schema"] = _not_null(plain["schema"])
     if "properties" in schema:
         plain["properties"] = {name: _not_null(value) for name, value in plain["properties"].items()}

@@ -176,7 +176,7 @@ def _of_job(job: SavedJob, shape: type[Shape], now: datetime) -> dict[str, Any]:
 
 
 def _boundary(job: SavedJob) -> int:
-    """Return the steps that the ranks have finished."""
+    """Return the number of steps that the ranks have finished."""
     # A commit can be newer than the ranks' newest report.
     return max(job.boundary, job.committed_step)
 

@@ -64,7 +64,7 @@ def follow(
 ) -> BurnIn | None:
     """Return a spare's record with its agent's newest result, or with the next order if one is due.
 
-    The node is a spare since the Unix time `since`.
+    The node has been a spare since the Unix time `since`.
     """
     if record is None:
         return BurnIn(number=1, level=BOOT_LEVEL, ordered_at=now) if can_test(node) else None

@@ -67,11 +67,10 @@ class Leaser:
         self._moved_at: dict[tuple[LeaseKind, str], float] = {}
 
     def claim(self, session: Session, kind: LeaseKind, key: str, *, at_once: bool = False) -> Lease | None:
-        """Claim a free lease, renew this server's own, or take over an expired one. Return None while another server
-        holds it.
+        """Claim a free lease, renew this server's own, or take over an expired one.
 
-        `at_once` takes the lease over immediately, because its owner can no longer use it. Raises NotFound if the row
-        does not exist.
+        Return None while another server holds it. `at_once` takes the lease over immediately, because its owner can no
+        longer use it. Raises NotFound if the row does not exist.
         """
         found = session.execute(_statements(kind).find, {"of_key": key}).one_or_none()
         if found is None:

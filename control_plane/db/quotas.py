@@ -23,9 +23,9 @@ class QuotaRecord:
     max_node_count: int | None
     """Limit per fleet, for all jobs of the project. None means no limit."""
     max_job_count: int | None
-    """Unfinished jobs in all fleets. None means no limit."""
+    """Limit of unfinished jobs in all fleets. None means no limit."""
     max_source_bytes: int | None = None
-    """All source archives, including uploads in progress. None means no limit."""
+    """Limit of the bytes of all source archives, including uploads in progress. None means no limit."""
     max_priority: int = 0
     """Highest priority that submitters may set."""
     allowed_role_arns: tuple[str, ...] = ()

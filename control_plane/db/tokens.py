@@ -149,7 +149,10 @@ _BY_DIGEST: Final = select(TokenRow).where(TokenRow.digest == bindparam("digest"
 
 
 def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
-    """Return the record of a valid token, or None, in constant time of comparison, so that durations reveal nothing."""
+    """Return the record of a valid token, or None.
+
+    Compares digests in constant time, so that durations reveal nothing.
+    """
     digest = _digest(token)
     row = session.scalar(_BY_DIGEST, {"digest": digest})
     if row is None or not hmac.compare_digest(row.digest, digest):

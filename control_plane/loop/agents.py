@@ -142,7 +142,7 @@ class AgentRegistry:
         self._lost: deque[NodeId] = deque(maxlen=1024)
 
     def pace_of(self, node_id: NodeId) -> Pace:
-        """Return the pace of a node's messages, which a new connection of the node does not begin anew."""
+        """Return the pace of a node's messages, which continues across the node's connections."""
         return self._paces.setdefault(node_id, Pace(BURST_SECONDS, self._monotonic))
 
     def accept(self, hello: Hello, fleet: FleetName) -> AgentConnection:
@@ -248,9 +248,8 @@ class AgentRegistry:
     async def wait_for_change(self, seen: int, timeout_seconds: float) -> int:
         """Wait for the next change or the timeout.
 
-        Return immediately if a change has occurred since the caller's previous call.
-
-        `seen` is the result of that previous call, and 0 for the first call. Several loops may wait at the same time.
+        Return immediately if a change has occurred since the caller's previous call. `seen` is the result of that call,
+        and 0 for the first call. Several loops may wait at the same time.
         """
         if self._change_count == seen:
             await pause(timeout_seconds, until=self._changed)

@@ -124,7 +124,7 @@ class ClusterOptions:
     """MaxSize of the fleet's group. None: `nodes` and `spares` together."""
     conditions: Conditions = field(default_factory=lambda: Conditions(api_rate_share=1.0))
     node_memory_bytes: int | None = None
-    """Memory for the slots of one node. In `ClusterOptions`, None means an equal part of half the available memory."""
+    """Memory for the slots of one node. None: an equal part of half the available memory."""
     detection_seconds: float | None = None
     connect_seconds: float = 120.0
     """Limit until all nodes have connected."""
@@ -160,7 +160,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     max_nodes: int
     node_memory_bytes: int
-    """Memory for the slots of one node. In `ClusterOptions`, None means an equal part of half the available memory."""
+    """Memory for the slots of one node."""
 
 
 class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):

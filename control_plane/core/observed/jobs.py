@@ -177,7 +177,7 @@ class CapacityWait(FailedLaunches):
     """A job's wait for instances whose launches fail, as the job loop stores it with each decision."""
 
     missing_count: int
-    """The count is at least 1."""
+    """At least 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +276,10 @@ class Memo:
     unstored: UnstoredOutputs | None = None
     """The outputs of the newest generation with outputs that are not in S3."""
     final_checkpoint: Step | None = None
-    """The newest checkpoint at the success of all ranks, or `NO_STEP`. None before, and for checks."""
+    """The newest checkpoint at the success of all ranks, or `NO_STEP`.
+
+    None before, for determinism checks, and for jobs that finished no step.
+    """
     pace: Pace = field(default_factory=Pace)
     suspicion: Suspicion | None = None
     left_alone: bool = False

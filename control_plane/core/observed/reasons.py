@@ -131,7 +131,7 @@ class Waits(Value, frozen=True):
     smaller: JobNote | None = None
     """The number of nodes on which the job would continue, or which it needs."""
     stop: StopReason | None = None
-    """This stop waits until the job trains."""
+    """A requested stop, which waits until the job trains."""
 
 
 class AwaitsFirstStep(Value, frozen=True):
@@ -177,10 +177,7 @@ class GaveUp(Value, frozen=True):
 
 
 class Told(Value, frozen=True):
-    """A sentence that contains facts, as an earlier version stored it.
-
-    `parts`, joined without spaces, are the sentence.
-    """
+    """A sentence with facts, as an earlier version stored it: its `parts`, to be joined without spaces."""
 
     parts: tuple[str | Fact, ...]
 
