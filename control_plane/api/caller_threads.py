@@ -120,7 +120,7 @@ class CallerThreads:
         return await self._run(work, arguments, self._most_waiting)
 
     async def finish(self, work: Callable[..., T]) -> T:
-        """Run the end of a call that `run` has admitted, which is never refused."""
+        """Run the end of a call that `run` has admitted. The end is never refused."""
         return await self._run(work, (), None)
 
     async def _run(self, work: Callable[..., T], arguments: tuple[object, ...], most_waiting: int | None) -> T:

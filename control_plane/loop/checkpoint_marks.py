@@ -57,7 +57,7 @@ class TrashStanding:
 
     @property
     def may_purge(self) -> bool:
-        """Return whether S3 agrees with the database that the checkpoint may be deleted for good."""
+        """Whether S3 agrees with the database that the checkpoint may be deleted for good."""
         return self.trashed_at is not None and not self.is_pinned
 
 

@@ -46,7 +46,7 @@ def repair() -> None:
 
 
 def _describe_rules_between_groups() -> None:
-    """Make moto also describe rules whose source is another security group."""
+    """Make moto return the description of a rule whose source is another security group."""
 
     def description(rule: SecurityGroupRule) -> str | None:
         found: str | None = rule.ip_range.get("Description") or rule.source_group.get("Description")
