@@ -191,7 +191,7 @@ class EventAllowance:
     def __init__(self, most: float, per_second: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._most, self._per_second, self._monotonic = most, per_second, monotonic
         self._spent: dict[str, tuple[float, float]] = {}
-        """Spent events and the time of this count, by token. A token is missing once all its events have grown back."""
+        """Spent events and the time of this count, by token. A missing token has spent none."""
 
     def is_left(self, token: str) -> bool:
         """Return whether a token may cause an event."""

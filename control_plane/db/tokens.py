@@ -117,7 +117,7 @@ def page(
     after: tuple[datetime, str] | None,
     limit: int,
 ) -> tuple[TokenRecord, ...]:
-    """Return user and join tokens of a project or all (None), oldest first.
+    """Return the user tokens of a project, or all user and join tokens (None), oldest first.
 
     `after` is `(created_at, id)` of the previous page's last token. None means the first page.
     """
@@ -149,10 +149,7 @@ _BY_DIGEST: Final = select(TokenRow).where(TokenRow.digest == bindparam("digest"
 
 
 def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
-    """Return the record of a valid token, or None.
-
-    Compares digests in constant time, so that durations reveal nothing.
-    """
+    """Return the record of a valid token, or None. Compares in constant time, so that durations reveal nothing."""
     digest = _digest(token)
     row = session.scalar(_BY_DIGEST, {"digest": digest})
     if row is None or not hmac.compare_digest(row.digest, digest):
