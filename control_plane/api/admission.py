@@ -83,7 +83,8 @@ def admit(
     """Return the specification of a request that passed the model's validation, with all defaults filled in.
 
     `max_node_count` is the current MaxSize of the fleet's group. Each of the `alternatives` contains its own MaxSize.
-    `bucket` is the service's. Without a `quota`, the project has no limits. `allowance` is None for an administrator.
+    `bucket` is the service's. Without a `quota`, the number of nodes has no limit. `allowance` is None for an
+    administrator.
     Raises InvalidRequest with one field error per error.
     """
     own = own_place(bucket, project, request.training_job_name, run_id)

@@ -26,7 +26,7 @@ MAX_BYTES: Final = 1_000_000
 
 
 def encode(parts: Sequence[Any], *, is_compressed: bool = False) -> str:
-    """Return the URL-safe token of a position's JSON values. `is_compressed` is for one number per node."""
+    """Return the URL-safe token of a position's JSON values. `is_compressed` is for tokens with one number per node."""
     payload = json.dumps(parts, separators=(",", ":")).encode()
     return base64.urlsafe_b64encode(zlib.compress(payload, 9) if is_compressed else payload).decode()
 

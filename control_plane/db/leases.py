@@ -96,7 +96,7 @@ class Leaser:
         return renewed
 
     def is_due(self, lease: Lease) -> bool:
-        """Return whether a third of `ttl_seconds` has passed since the last renewal of an own lease."""
+        """Return whether a third of `ttl_seconds` has passed since the last renewal of this server's lease."""
         return self._monotonic() - lease.taken_at >= self._ttl_seconds / 3
 
     def release(self, session: Session, lease: Lease) -> None:
@@ -122,7 +122,7 @@ class Leaser:
 
 
 def guard(session: Session, lease: Lease) -> None:
-    """Check a lease, and lock it until the end of the write transaction, because a concurrent claim waits for the row.
+    """Check a lease, and lock its row until the end of the write transaction, so that a concurrent claim waits.
 
     Raises StaleLease if the row has another owner or counter, or does not exist.
     """

@@ -43,7 +43,7 @@ def put(session: Session, quota: QuotaRecord) -> None:
 
 
 def find(session: Session, project: str) -> QuotaRecord | None:
-    """Return a project's quota, or None if the project has no limits."""
+    """Return a project's quota, or None if it has none."""
     row = session.get(QuotaRow, project)
     return None if row is None else record_of(row, QuotaRecord)
 
