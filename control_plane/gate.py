@@ -364,7 +364,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         return message
 
     def handle_ping(self) -> None:
-        """Answer a ping, unless the client does not read the answers."""
+        """Answer a ping, or abort the connection if the client does not read the answers."""
         if not self.writable.is_set():
             self._received.clear()
             self.transport.abort()

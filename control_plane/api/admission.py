@@ -84,8 +84,7 @@ def admit(
 
     `max_node_count` is the current MaxSize of the fleet's group. Each of the `alternatives` contains its own MaxSize.
     `bucket` is the service's. Without a `quota`, the number of nodes has no limit. `allowance` is None for an
-    administrator.
-    Raises InvalidRequest with one field error per error.
+    administrator. Raises InvalidRequest with one field error per error.
     """
     own = own_place(bucket, project, request.training_job_name, run_id)
     checkpoint_uri, output_uri = _asked_checkpoints(request), _asked_output(request, run_id)

@@ -316,7 +316,7 @@ class AutoScaling:
         return None
 
     def activities(self, group: FakeAutoScalingGroup) -> list[Activity]:
-        """Scaling activities, newest first, at most `ACTIVITIES_KEPT`."""
+        """Return the scaling activities, newest first, at most `ACTIVITIES_KEPT`."""
         return self._record(group).activities
 
     # The methods below advance the Auto Scaling groups and their members over time.
