@@ -225,8 +225,7 @@ def found_in_s3(objects: ServiceStore, run: RestoredRun) -> RunChanges:
 
     Invalid manifests, and those of other runs, are skipped with a warning. Raises CloudError if S3 does not answer, if
     its list lacks a manifest that a second list contains, or if it lists no object of a run with checkpoints. For an
-    ended run, the
-    result then says that S3 was not seen, because a missing bucket must not prevent the restore.
+    ended run, the result then says that S3 was not seen, because a missing bucket must not prevent the restore.
     """
     try:
         return _found_in_s3(objects, run)

@@ -361,7 +361,10 @@ class _Table:
         return row.hold is Hold.INSPECTION and row.evidence_at is None and self.node(row.node_id).is_connected
 
     def follow_jobs(self, policy: Policy) -> None:
-        """Remove nodes from jobs that no longer need them. Return unreachable nodes that report again to service."""
+        """Remove nodes from jobs that no longer need them.
+
+        Return unreachable nodes to service once they report again.
+        """
         for row in self.in_state(NodeState.ASSIGNED):
             job = self.jobs.get(row.run) if row.run is not None else None
             if job is None:
