@@ -32,7 +32,7 @@ _AUTHORITY_UNTIL: Final = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 SERVER_RENEWAL_SECONDS: Final = 600.0
 """Short, because a certificate from before the clock was set is soon invalid."""
 _P256_ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-"""Points of the curve P-256 (NIST SP 800-186, section 3.2.1.3)."""
+"""Number of points of the curve P-256 (NIST SP 800-186, section 3.2.1.3)."""
 
 
 class FleetAuthorities:
@@ -80,7 +80,7 @@ class ServerAuthority:
         identifier = x509.SubjectKeyIdentifier.from_public_key(public)
         own = _authority(_SERVERS, public).add_extension(identifier, critical=False).sign(self._key, SHA256())
         self.certificate: Final = own.public_bytes(Encoding.PEM).decode()
-        """PEM."""
+        """The certificate as PEM."""
 
     def issue(self, address: IPv4Address | IPv6Address, now: datetime) -> bytes:
         """Return a new key and its certificate for an address, as PEM, valid from `now`."""

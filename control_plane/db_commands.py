@@ -224,8 +224,8 @@ def found_in_s3(objects: ServiceStore, run: RestoredRun) -> RunChanges:
     """Return the changes after which a run's rows agree with its manifests and marks in S3.
 
     Invalid manifests, and those of other runs, are skipped with a warning. Raises CloudError if S3 does not answer, if
-    only its second list has a manifest, or if it lists no object of a run with checkpoints. For an ended run, the
-    result then says that S3 was not seen, because a missing bucket must not prevent the restore.
+    its list lacks a manifest that a second list contains, or if it lists no object of a run with checkpoints. For an
+    ended run, the result then says that S3 was not seen, because a missing bucket must not prevent the restore.
     """
     try:
         return _found_in_s3(objects, run)
@@ -237,7 +237,7 @@ def found_in_s3(objects: ServiceStore, run: RestoredRun) -> RunChanges:
 
 
 def unseen(run: RestoredRun) -> RunChanges:
-    """Return no change of a run, because nobody looked into S3."""
+    """Return a result without changes, whose only difference is that S3 was not read."""
     difference = Difference(kind=DifferenceKind.NOT_SEEN, job_name=run.job_name, run_id=run.run_id)
     nothing = Reconciliation(generations=(), checkpoints=(), missing=())
     return RunChanges(changes=nothing, manifests={}, differences=(difference,))

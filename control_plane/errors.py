@@ -24,7 +24,7 @@ class ControlPlaneError(Exception):
 class InvalidTransition(ControlPlaneError):
     """A state machine received an event for which its current state has no transition.
 
-    `entity` is such as `job gpt`. `story` has its earlier transitions, one sentence each.
+    `entity` is for example `job gpt`. `story` contains its earlier transitions, one sentence each.
     """
 
     def __init__(self, entity: str, state: str, event: str, story: tuple[str, ...] = ()) -> None:

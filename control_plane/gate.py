@@ -32,12 +32,12 @@ HEADER_SECONDS: Final = 10.0
 HEADER_BYTES: Final = 64 * 1024
 MAX_STRANGERS: Final = 1024
 TINY_CHUNKS: Final = 256
-"""Chunks in one read of a socket from which on their average size counts."""
+"""Number of chunks in one read of a socket from which on their average size counts."""
 TINY_CHUNK_BYTES: Final = 64
 FED_BYTES: Final = 8 * 1024
 """Part of a websocket that is parsed at once: at most 1,365 frames, in about 10 ms."""
 EXTRA_FRAMES: Final = 128
-"""Pings, pongs and fragments of a websocket at once. An agent sends one ping per third of a lease, and answers."""
+"""Limit of a websocket's pings, pongs and fragments in a burst. An agent sends one ping per third of a lease."""
 EXTRA_FRAMES_PER_SECOND: Final = 8.0
 FIRST_MESSAGE_BYTES: Final = 64 * 1024
 CLOSE_SECONDS: Final = 2.0
@@ -358,13 +358,13 @@ class GuardedSocket(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     async def receive(self) -> Any:
-        """Return the next message, and parse bytes behind it."""
+        """Return the next message, and parse the bytes that follow it."""
         message = await super().receive()
         self._feed()
         return message
 
     def handle_ping(self) -> None:
-        """Answer a ping, unless the client does not read the answers."""
+        """Answer a ping, or abort the connection if the client does not read the answers."""
         if not self.writable.is_set():
             self._received.clear()
             self.transport.abort()

@@ -52,7 +52,7 @@ class SecretFiles:
 
 
 class GivenSecrets:
-    """`Secrets` whose values the operator sets (empty: not set), with others from `otherwise`."""
+    """`Secrets` whose values the operator sets. Values that are not set (empty) come from `otherwise`."""
 
     def __init__(self, given: Mapping[str, str], otherwise: Secrets) -> None:
         self._given = given

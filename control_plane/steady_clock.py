@@ -24,10 +24,7 @@ class SteadyClock:
     """A clock that never jumps. A call of the object returns the current time. Thread-safe."""
 
     def __init__(self, wall: Callable[[], float] = time.time, elapsed: Callable[[], float] = boot_seconds) -> None:
-        """Start the clock at the wall clock's time. `wall` returns Unix seconds, and may jump.
-
-        `elapsed` never jumps.
-        """
+        """Start at the wall clock's time. `wall` returns Unix seconds, and may jump. `elapsed` never jumps."""
         self._wall = wall
         self._elapsed = elapsed
         self._lock = threading.Lock()

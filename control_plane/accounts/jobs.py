@@ -327,7 +327,7 @@ def start_words(spec: JobSettings) -> str:
 
 
 def restore_reason(from_step: int | None, source: str | None) -> str:
-    """Return why training resumes from a step of an incident."""
+    """Return from which step training resumes after an incident, and why."""
     if from_step is None:
         return "Everstep plans the launch when every node is prepared"
     how = "starts from the script's own initial state"

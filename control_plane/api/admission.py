@@ -50,7 +50,7 @@ KEY_VARIABLES = frozenset(
 """Variables that would make AWS SDKs ignore the credentials of the job's RoleArn."""
 
 MAX_SPEC_BYTES: Final = 64 * 1024
-"""Largest size of a job's settings as JSON. Lists and loops read those of many jobs at once."""
+"""Largest size of a job's settings as JSON. Lists and loops read the settings of many jobs at once."""
 _LARGE: Final = {
     "environment": "Environment",
     "hyperparameters": "HyperParameters",
@@ -82,9 +82,9 @@ def admit(
 ) -> SavedJobSpec:
     """Return the specification of a request that passed the model's validation, with all defaults filled in.
 
-    `max_node_count` is the current MaxSize of the fleet's group, and each of the `alternatives` has its own. `bucket`
-    is the service's. `quota` None means no limits, `allowance` None an administrator. Raises InvalidRequest with one
-    field error per error.
+    `max_node_count` is the current MaxSize of the fleet's group. Each of the `alternatives` contains its own MaxSize.
+    `bucket` is the service's. Without a `quota`, the number of nodes has no limit. `allowance` is None for an
+    administrator. Raises InvalidRequest with one field error per error.
     """
     own = own_place(bucket, project, request.training_job_name, run_id)
     checkpoint_uri, output_uri = _asked_checkpoints(request), _asked_output(request, run_id)
@@ -339,6 +339,6 @@ def _asked_checkpoints(request: CreateTrainingJobRequest) -> str | None:
 
 
 def _asked_output(request: CreateTrainingJobRequest, run_id: str) -> str | None:
-    """Return the output prefix with the run id, because other jobs may have the same name, or None."""
+    """Return the output prefix, or None. It contains the run id, because other jobs may have the same name."""
     uri = request.output_data_config.s3_output_path
     return None if uri is None else f"{uri.rstrip('/')}/{request.training_job_name}/run={run_id}/"

@@ -63,7 +63,7 @@ _STORED_AS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def shaped(stored: Any, shape: type[Response], **others: Any) -> Response:
-    """Return a response model with the values of a stored record, and of `others` instead or besides."""
+    """Return a response model with the values of a stored record. `others` replace or complement these values."""
     return shape(**alike(stored, shape, *others), **others)
 
 

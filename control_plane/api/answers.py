@@ -6,8 +6,8 @@
       otherwise                                                                                processes the request
 
 One server process answered 9,780 DescribeTrainingJob per second, and 496 without the cache (docs/benchmarks-api.md).
-Changes without a commit, such as an expiry, take effect after the maximum age; without sight of other servers' commits
-(`Versions`), theirs after `MAX_AGE_UNSEEN_SECONDS`.
+Changes without a commit, such as an expiry, take effect after the maximum age. While this server cannot see other
+servers' commits (`Versions`), those commits take effect after `MAX_AGE_UNSEEN_SECONDS`.
 
 Invariant: a response is returned only for the token or cookie it was created for. The size of the cache is bounded.
 """

@@ -120,8 +120,8 @@ def main(arguments: list[str]) -> None:
 def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> ArchiveContents:
     """Read an archive from its current position, and check all its members.
 
-    Raises RefusedArchive for a link, a device, an absolute path, a `..`, a duplicate path, too many files or bytes, or
-    not a gzipped tar.
+    Raises RefusedArchive for a link, a device, an absolute path, a `..`, a duplicate path, or too many files or bytes,
+    and if the archive is not a gzipped tar.
     """
     unpacked_limit = min(limits.unpacked_bytes, max(SMALL_BYTES, archive_bytes * limits.ratio))
     files: set[str] = set()
@@ -217,7 +217,7 @@ class _Bounded:
         return data
 
     def drain(self) -> None:
-        """Read the rest of the stream, because the gzip reader verifies end and checksum there."""
+        """Read the rest of the stream, because the gzip reader verifies the checksum at the end."""
         while self._taken(SMALL_BYTES):
             pass
 

@@ -42,7 +42,7 @@ CHECKED_PATHS: Final = frozenset({"/v1/health", "/v1/ready"})
 """Open paths that no flood of strangers may delay, because a load balancer decides by them."""
 MAX_OPEN_BODY_BYTES: Final = 16 * 1024
 MAX_HELD_BODY_BYTES: Final = 16 * 1024 * 1024
-"""Limit of one token's requests together, without archives (`SpoolRoom`)."""
+"""Limit of the bodies of one token's running requests together, except archives (`SpoolRoom`)."""
 MAX_TOKEN_LENGTH = 512
 
 
@@ -115,7 +115,7 @@ async def reader(request: Request, services: ServicesDep) -> Caller:
         Unauthenticated: the request has no token, or one that is unknown, expired or revoked.
         Forbidden: the token belongs to an agent, or a page of another site sent the request with the session's cookie.
     """
-    # A coroutine, because FastAPI would run a plain function in a thread, which a cached token is not worth.
+    # A coroutine, because FastAPI would run a plain function in a thread, which is too expensive for a cached token.
     found: Caller | None = getattr(request.state, "caller", None)
     return found or await _identify(request, services)
 
@@ -139,7 +139,7 @@ async def _identify(request: Request, services: Services) -> Caller:
 class Authenticated:
     """ASGI middleware that authenticates requests below `/v1/` before FastAPI reads and parses their body.
 
-    The strangers of one address share a turn per open path (`CallerThreads`), and all of them pay for refused requests.
+    Requests from one address to one open path share a turn (`CallerThreads`). One `Pace` delays the refusals of all.
     """
 
     def __init__(self, app: ASGIApp) -> None:

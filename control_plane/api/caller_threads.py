@@ -28,12 +28,11 @@ T = TypeVar("T")
 CALLER_THREADS: Final = 40
 PER_PROJECT: Final = 4
 PER_TOKEN: Final = 2
-"""Running calls of one token. Threads of one Python process share one core, so more would only slow the other callers.
-"""
+"""Limit of running calls of one token. Python's threads share one core, so more would only slow the other callers."""
 MOST_WAITING: Final = 64
-"""Waiting calls of one token."""
+"""Limit of waiting calls of one token."""
 STRANGER_SECONDS: Final = 0.02
-"""Work for which a request without a valid token pays (`Pace`): 50 refusals per second."""
+"""Seconds that the refusal of a request without a valid token costs (`Pace`): 50 refusals per second."""
 STRANGER_BURST_SECONDS: Final = 4.0
 HANDSHAKE_THREADS: Final = 2
 """Number of threads that look for the tokens of connecting agents. Callers of the API do not wait for these threads."""
@@ -45,15 +44,15 @@ UPLOAD_BYTES_PER_SECOND: Final = 64 * 1024 * 1024
 """Rate of all uploads together, because the event loop hashes them."""
 UPLOAD_BURST_SECONDS: Final = 1.0
 SPOOLED_BODIES: Final = 8
-"""Bodies of the largest size on a server's disk."""
+"""Limit of bodies of the largest size on a server's disk."""
 CALLER: Final[contextvars.ContextVar[tuple[str, str]]] = contextvars.ContextVar("caller", default=("", ""))
 """Project and token of the running request, or a similar pair without a token. `api.auth` sets it."""
 REFUSED_CALLS: Final = 600
-"""Refused calls of a token at once, each with an entry in the audit log."""
+"""Limit of a token's refused calls in a burst, each with an entry in the audit log."""
 REFUSED_CALLS_PER_SECOND: Final = 0.2
 MOST_TOKENS: Final = 10_000
 OPEN_DOWNLOADS: Final = 16
-"""Downloads of one token at the same time. Each holds up to 3 MiB."""
+"""Limit of one token's simultaneous downloads. Each holds up to 3 MiB."""
 
 
 class _Turns:
@@ -80,7 +79,7 @@ class _Turns:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.leave()
-            elif turn in self.waiting:  # `leave` may have taken a cancelled turn out already
+            elif turn in self.waiting:  # `leave` may have removed a cancelled turn already
                 self.waiting.remove(turn)
             raise
 
@@ -121,7 +120,7 @@ class CallerThreads:
         return await self._run(work, arguments, self._most_waiting)
 
     async def finish(self, work: Callable[..., T]) -> T:
-        """Run the end of a call that `run` has admitted, which is never refused."""
+        """Run the end of a call that `run` has admitted. The end is never refused."""
         return await self._run(work, (), None)
 
     async def _run(self, work: Callable[..., T], arguments: tuple[object, ...], most_waiting: int | None) -> T:
@@ -187,12 +186,12 @@ class Workers:
 
 
 class EventAllowance:
-    """Events that each token may cause at once, which grow back. Used on the event loop only."""
+    """Limits the events that each token may cause. The allowance grows back over time. Used on the event loop only."""
 
     def __init__(self, most: float, per_second: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._most, self._per_second, self._monotonic = most, per_second, monotonic
         self._spent: dict[str, tuple[float, float]] = {}
-        """Spent events of a token, at a time. Missing once all have grown back."""
+        """Spent events and the time of this count, by token. A missing token has spent none."""
 
     def is_left(self, token: str) -> bool:
         """Return whether a token may cause an event."""
@@ -219,8 +218,8 @@ class SpoolRoom:
     def hold(self, project: str, size_bytes: int, largest_bytes: int) -> Iterator[None]:
         """Reserve room for one body while the block runs.
 
-        A project may hold twice `largest_bytes`, all projects together `SPOOLED_BODIES` times. Raises Throttled if the
-        room is taken.
+        A project may hold twice `largest_bytes`, and all projects together `SPOOLED_BODIES` times `largest_bytes`.
+        Raises Throttled if the room is taken.
         """
         is_full = self._held.total() + size_bytes > SPOOLED_BODIES * largest_bytes
         if is_full or self._held[project] + size_bytes > 2 * largest_bytes:

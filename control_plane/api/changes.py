@@ -73,7 +73,7 @@ class ResponseSnapshots:
 def compared(before: Contents | None, now: Contents, token: str) -> Changes:
     """Return the response field `Changes`: the token of `now`, and the keys that only `before` has.
 
-    `now` is of the complete response. `before` None: the response contains everything.
+    `now` describes the complete response. If `before` is None, the response contains everything.
     """
     removed = [key for key in before or {} if key not in now]
     return Changes(change_token=token, is_incremental=before is not None, removed=removed)

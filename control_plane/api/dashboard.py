@@ -90,7 +90,7 @@ class Dashboard:
 
 
 _TYPES: Final = {".js": "text/javascript", ".woff2": "font/woff2"}
-"""Some machines' tables lack these extensions or differ."""
+"""Some machines' MIME tables lack these extensions, or have other types for them."""
 
 
 def policy(nonce: str) -> str:

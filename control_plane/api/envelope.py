@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 MAX_QUERY_FIELDS: Final = 1_000
 STREAMED_PREFIX = "/v1/sources/"
 UNKNOWN_BYTES = 1 << 20
-"""Length that counts if the request does not state it."""
+"""Assumed length of a body if the request does not state it."""
 LITTLE_BYTES = 1 << 16
-"""Up to this length, the server discards the rest of a body without a wait of its client."""
+"""Up to this length, the server discards the rest of a body without a delay for its client."""
 SILENT_SECONDS: Final = 20.0
 BODY_SECONDS: Final = 60.0
 UPLOAD_SECONDS: Final = 900.0

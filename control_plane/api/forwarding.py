@@ -99,7 +99,7 @@ async def _holder(scope: Scope) -> tuple[FleetName, str] | None:
 async def _forward(scope: Scope, url: str, body: bytes, send: Send, begun: asyncio.Event) -> str | None:
     """Send a request to another server, and pass its response on. Set `begun` when the response begins.
 
-    Return why the other server sent no response; None if it began to, even if the connection broke then.
+    Return why the other server sent no response. None if its response began, even if the connection broke afterwards.
     """
     services: Services = scope["app"].state.services
     query = scope["query_string"].decode("latin-1")

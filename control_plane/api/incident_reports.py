@@ -37,7 +37,7 @@ from control_plane.loop.records import as_core, prefix_of, shown_record
 from everstep.protocol.ids import FIRST_STEP, Step
 
 COMPARED_INCIDENTS = 200
-"""The newest of the same cause and project."""
+"""Number of incidents of the same cause and project, newest first, that `similar` compares."""
 _AROUND = timedelta(seconds=30)
 """Time before the failure and after the incident's end from which a post-mortem lists events."""
 _EVENTS = 100
@@ -87,11 +87,11 @@ def detail(services: Services, session: Session, record: SavedIncident) -> views
 
 
 _OF_JOB: Final = {IncidentOutcome.JOB_FAILED: DutyKind.JOB_FAILED, IncidentOutcome.JOB_PAUSED: DutyKind.PAUSED}
-"""Outcomes that leave the job a duty."""
+"""The job's duty that belongs to an outcome of its incident."""
 
 
 def _duty(services: Services, session: Session, about: Account, record: SavedIncident) -> tuple[PersonDuty, Subject]:
-    """Return a person's duty about an incident: its job's, or that of nodes that it took out of use."""
+    """Return a person's duty about an incident: the duty of its job, or of the nodes that it took out of use."""
     job, agents = jobs.get_run(session, record.run_id), services.peers.agents().connected
     (of_job,) = disposition.of_jobs(session, [job], agents, services.now().timestamp()).values()
     is_part = about.outcome is IncidentOutcome.OPEN or _OF_JOB.get(about.outcome) is of_job.duty.kind

@@ -66,7 +66,7 @@ async def parsed(request: Request) -> tuple[Any, list[tuple[str, str]]]:
 
 
 def read(body: bytes) -> tuple[Any, list[tuple[str, str]]]:
-    """Parse a JSON body of at most 1 MiB. Return the value, which no caller uses if there are complaints, and these."""
+    """Parse a JSON body of at most 1 MiB. Return the value, valid only without complaints, and the complaints."""
     try:
         value = json.loads(body, object_hook=SentObject)
     except (ValueError, RecursionError):  # For a body that is not UTF-8, json raises UnicodeDecodeError, a ValueError.

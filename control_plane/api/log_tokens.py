@@ -20,7 +20,7 @@ MAX_CHARACTERS: Final = 32_768
 
 
 def encode(cursor: Cursor, generations: Iterable[GenerationFacts], *, is_back: bool = False) -> str:
-    """Return the URL-safe token of a position. `generations` are all of the job, with their plans."""
+    """Return the URL-safe token of a position. `generations` has all generations of the job, with their plans."""
     planned = _planned(generations, cursor.generation)
     positions = [cursor.positions.get(node, 0) for node in planned]
     reported = sum(1 << place for place, node in enumerate(planned) if node in cursor.reported_gaps)
@@ -31,7 +31,7 @@ def encode(cursor: Cursor, generations: Iterable[GenerationFacts], *, is_back: b
 
 
 def decode(token: str, generations: Iterable[GenerationFacts]) -> tuple[bool, Cursor]:
-    """Return `is_back` and `cursor` of a NextToken. `generations` are all of the job, with their plans.
+    """Return `is_back` and `cursor` of a NextToken. `generations` has all generations of the job, with their plans.
 
     Raises InvalidRequest if the service did not make this token, or the generation's plan is no longer stored.
     """

@@ -26,7 +26,7 @@ MAX_BYTES: Final = 1_000_000
 
 
 def encode(parts: Sequence[Any], *, is_compressed: bool = False) -> str:
-    """Return the URL-safe token of a position's JSON values. `is_compressed` is for one number per node."""
+    """Return the URL-safe token of a position's JSON values. `is_compressed` is for tokens with one number per node."""
     payload = json.dumps(parts, separators=(",", ":")).encode()
     return base64.urlsafe_b64encode(zlib.compress(payload, 9) if is_compressed else payload).decode()
 
@@ -55,7 +55,7 @@ def decode(token: str, *, is_compressed: bool = False) -> list[Any]:
 def position(token: str, *kinds: Callable[[Any], Any]) -> tuple[Any, ...]:
     """Return the elements of a page token, each converted by one of `kinds`: `whole`, `number`, `text`, `moment` …
 
-    A check raises ValueError. Raises InvalidRequest if one does, because the operation did not issue the token.
+    If one of `kinds` raises ValueError, the operation did not issue the token, and this function raises InvalidRequest.
     """
     try:
         return tuple(kind(part) for kind, part in zip(kinds, decode(token), strict=True))
@@ -69,7 +69,7 @@ def refused(message: str = NOT_OURS) -> InvalidRequest:
 
 
 def whole(part: Any) -> int:
-    """Return an element as an integer from 0 that a database can store, or raise ValueError."""
+    """Return an element as a non-negative integer that a database can store, or raise ValueError."""
     if type(part) is not int or not 0 <= part <= MAX_WHOLE_NUMBER:
         raise ValueError(NOT_OURS)
     return part

@@ -111,7 +111,7 @@ class Peers:
     def holder_of_job(self, text: str, project: str | None) -> tuple[FleetName, str] | None:
         """Return a job's fleet and the URL of the other server that manages it. Blocks on the database.
 
-        None if not exactly one job of the project (None: all) matches, or if `url_of` is empty.
+        None if no job or several jobs of the project (None: all) match, or if no other server manages the fleet.
         """
         with self._database.read() as session:
             found = jobs.named(session, text, project)

@@ -54,7 +54,7 @@ class RevisionContext:
     node_memory_bytes: int | None
     """Memory for slots on the fleet's smallest node, or None."""
     has_price: bool
-    """A cost limit requires a price."""
+    """Whether the fleet has a price, which a cost limit requires."""
     limits: elastic.NodeLimits
     """Limits of the fleet and the project."""
 

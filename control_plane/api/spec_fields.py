@@ -36,7 +36,10 @@ _ATTRIBUTES: Final = {field.name: field.default for field in fields(SavedJobSpec
 
 
 def settings_of(config: Request) -> Iterator[tuple[str, str, Any]]:
-    """Yield field, attribute and value of each set setting. 0 becomes None, because an update removes the setting."""
+    """Yield field, attribute and value of each set setting.
+
+    0 becomes None, because 0 in an update removes the setting.
+    """
     for field in type(config).model_fields:
         attribute, value = _RENAMED.get(field, field), getattr(config, field)
         if value is not None and attribute in _ATTRIBUTES:

@@ -62,7 +62,7 @@ DESCRIPTION: Final = "Trains large models on EC2 Auto Scaling groups and keeps e
 EPOCH: Final = "epoch-seconds"
 """Format of times in the OpenAPI document: seconds since 1970, UTC."""
 OPEN_OPERATIONS: Final = frozenset({"GetHealth", "GetReadiness"})
-"""They need no token."""
+"""Operations that need no token."""
 _OF_FASTAPI = ("HTTPValidationError", "ValidationError")
 _GATES: Final = {auth.admin: Role.ADMIN.value, auth.user: Role.SUBMITTER.value, auth.reader: Role.VIEWER.value}
 """Lowest role by the authentication dependency of a route."""
@@ -237,7 +237,8 @@ def _plain(schema: Any) -> Any:
     if schema.get("format") == "date-time":
         return {**schema, "type": "number", "format": EPOCH}
     plain = {key: _plain(value) for key, value in schema.items()}
-    if "schema" in schema:  # Callers pass only request parameters and JSON schemas, so this is a parameter.
+    # Callers pass only request parameters and JSON schemas, so a mapping with `schema` is a parameter.
+    if "schema" in schema:
         plain["schema"] = _not_null(plain["schema"])
     if "properties" in schema:
         plain["properties"] = {name: _not_null(value) for name, value in plain["properties"].items()}

@@ -3,7 +3,7 @@
 Only complete JSON responses to GET with status 200 change. A response with a credential of Everstep is never
 compressed, because its length could reveal the credential (BREACH): no GET returns one, as a test checks. Environment
 variables of DescribeTrainingJob are safe, because only members of the project can send requests with a session or
-change the rest.
+change the rest of the response.
 """
 
 from __future__ import annotations

@@ -135,8 +135,8 @@ def job_summary(
 ) -> jobs_schemas.TrainingJobSummary:
     """Return a job's entry in a list.
 
-    `listed` comes from `disposition.of_jobs`; None omits the fields that only lists contain. `incident_counts` are all
-    and the open ones.
+    `listed` comes from `disposition.of_jobs`; None omits the fields that only lists contain. `incident_counts` are the
+    numbers of all and of open incidents.
     """
     of_lists: dict[str, Any] = {}
     if listed is not None:
@@ -176,7 +176,7 @@ def _of_job(job: SavedJob, shape: type[Shape], now: datetime) -> dict[str, Any]:
 
 
 def _boundary(job: SavedJob) -> int:
-    """Return the steps that the ranks have finished."""
+    """Return the number of steps that the ranks have finished."""
     # A commit can be newer than the ranks' newest report.
     return max(job.boundary, job.committed_step)
 
@@ -205,7 +205,7 @@ def queued_behind(turns: QueueSchedule, run: RunId, only_project: str | None) ->
 
 
 def health(disks: Sequence[FullDisk], version: str) -> health_schemas.HealthResponse:
-    """Return the health of the service. `disks` are full ones."""
+    """Return the health of the service. `disks` contains the full disks."""
     conditions = [
         tokens_schemas.ServiceCondition(
             type="disk_full",
@@ -227,7 +227,7 @@ def job_conditions(
 ) -> list[jobs_schemas.Condition]:
     """Return the problems of the service, of the job, then of its nodes in order. Empty for an ended job.
 
-    `disks` are full ones.
+    `disks` contains the full disks.
     """
     if job.state in states.ENDED_JOBS:
         return []
@@ -711,7 +711,7 @@ def fleet(
     history: History,
     disposition: Disposition,
 ) -> fleets_schemas.Fleet:
-    """Convert a fleet. `nodes` lacks ended ones; `agents` are of all fleets.
+    """Convert a fleet. `nodes` excludes ended nodes. `agents` includes the agents of other fleets.
 
     `disposition` comes from `disposition.of_fleets`.
     """

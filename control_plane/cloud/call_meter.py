@@ -44,7 +44,7 @@ class CallBudget:
 
 _UNFILTERED: Final = CallBudget(25, 5)
 ALL_DESCRIBE: Final = "Describe*"
-"""Key in `BUDGETS` of the shared budget of a service's describe operations that lack an own budget."""
+"""Key in `BUDGETS` of the shared budget of a service's describe operations without their own budget."""
 BUDGETS: Final[Mapping[tuple[str, str], CallBudget]] = {
     ("ec2", "DescribeInstances"): _UNFILTERED,
     ("ec2", "DescribeInstanceStatus"): _UNFILTERED,

@@ -180,7 +180,7 @@ def _replica() -> str:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise CloudError, of the subclass for AWS's error code or the failure, in place of botocore's exceptions."""
+    """Translate botocore's exceptions into the subclass of CloudError for AWS's error code or the failure."""
     try:
         yield
     except ClientError as error:

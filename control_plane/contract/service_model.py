@@ -168,7 +168,7 @@ def endpoint_rules() -> Json:
 
 
 class _Shapes:
-    """Shapes without a name in the OpenAPI document get the name of the field that first uses them."""
+    """The model's shapes. A shape without a name in the OpenAPI document gets that of the field that first uses it."""
 
     def __init__(self, components: Json) -> None:
         self._components = components

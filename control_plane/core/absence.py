@@ -51,9 +51,10 @@ class Omissions:
 def resolve_absence(
     condition: InstanceCondition, *, is_connected: bool, silent_seconds: float, timeouts: Timeouts
 ) -> InstanceCondition:
-    """Return PRESENT, ENDED or UNKNOWN for an instance that AWS omits (ABSENT) or reports as ended.
+    """Return ENDED or UNKNOWN for an instance that AWS omits (ABSENT) or reports as ended.
 
-    `silent_seconds` excludes time in which this control plane could not receive messages.
+    Other conditions stay unchanged. `silent_seconds` excludes time in which this control plane could not receive
+    messages.
     """
     is_silent = silent_seconds > timeouts.lease_seconds
     match condition:

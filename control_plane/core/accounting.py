@@ -145,9 +145,7 @@ def follow(record: JobRecord, after: Iterable[IncidentRecord], *, resumed: Bucke
 
 
 def settle(record: JobRecord) -> tuple[JobRecord, tuple[tuple[JobSpan, int], ...]]:
-    """Return the record without its settled spans, and these with their ends, oldest first. At most `MOST_SPANS`
-    remain.
-    """
+    """Return the record with at most `MOST_SPANS` spans, and the settled spans with their ends, oldest first."""
     horizon = microseconds(record.last_incident_ended_at or record.created_at)
     ends = [span.start for span in record.spans[1:]]
     count = max(sum(end <= horizon for end in ends), len(record.spans) - MOST_SPANS)

@@ -41,7 +41,7 @@ class Breakdown:
 
 
 def broken_down(values: Mapping[str, float]) -> Breakdown | None:
-    """Return the breakdown of the values that fit a float32, or None beyond `MIN_SERIES` to `MAX_SERIES` values."""
+    """Return the breakdown of the values that fit a float32. None unless it has `MIN_SERIES` to `MAX_SERIES` values."""
     stored = {key: value for key, value in values.items() if abs(value) <= _MAX_VALUE}
     return _packed(stored) if MIN_SERIES <= len(stored) <= MAX_SERIES else None
 

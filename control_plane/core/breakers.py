@@ -29,7 +29,7 @@ OF_THE_CODE = frozenset(
         *("CannotResume", "UnsupportedOption", "UnsupportedVersion"),
     }
 )
-"""Exceptions that a script raises at each start. Before the first step, the first one fails the job."""
+"""Exceptions that a script raises at each start. Before the first step, a single such exception fails the job."""
 UNCAUGHT = 1
 NODE_LOSS_TIMES = 2
 """A job fails after this number of launches without a new step that each lose a node."""

@@ -30,7 +30,7 @@ LEAST_OTHERS = 3
 MOST_SLOW_SHARE = 0.125
 """Largest share of a fleet's nodes that are held for slowness at once, but always one node.
 
-More nodes cannot be slow beside most of the fleet: then the rates of the others are wrong.
+If more nodes seem slow, the rates of the other nodes are probably wrong.
 """
 REPEAT_COUNT = 2
 """Other work on the host or its network slows down a single test."""
@@ -62,7 +62,10 @@ def renewed(record: BurnIn | None, now: float) -> BurnIn | None:
 def follow(
     record: BurnIn | None, node: NodeObserved, others: Sequence[BurnInResult], *, since: float, now: float
 ) -> BurnIn | None:
-    """Return the record of a spare, since the Unix time `since`, after its agent's newest report, with a due order."""
+    """Return a spare's record with its agent's newest result, or with the next order if one is due.
+
+    The node has been a spare since the Unix time `since`.
+    """
     if record is None:
         return BurnIn(number=1, level=BOOT_LEVEL, ordered_at=now) if can_test(node) else None
     if record.is_pending and node.burn_in is not None and node.burn_in.number == record.number:

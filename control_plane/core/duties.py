@@ -44,7 +44,7 @@ DEGRADED_SECONDS = 600.0
 """Everstep makes missing copies by itself. After this time without all copies, a person should find out why."""
 UNSAVED_SECONDS = 3_600.0
 UNSAVED_STEPS = 10_000
-"""A job without a new checkpoint for this time, or for this many steps, needs a person."""
+"""A job without a new checkpoint for `UNSAVED_SECONDS`, or for this many steps, needs a person."""
 OVERDUE_FACTOR = 2.0
 """A checkpoint is overdue after this many times its own interval, however long the interval is."""
 

@@ -148,7 +148,7 @@ def returned_nodes(
 ) -> tuple[NodeId, ...]:
     """Return the `count` members that a job returns to its fleet: first members whose shards all remain elsewhere.
 
-    `departing` members come first, or last if another job needs the nodes (`is_for_other`), which cannot use them.
+    `departing` members come first. They come last if another job needs the nodes (`is_for_other`) and cannot use these.
     """
     chosen: list[NodeId] = []
     members = [node.node_id for node in reversed(plan.nodes)]

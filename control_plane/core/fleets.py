@@ -361,7 +361,10 @@ class _Table:
         return row.hold is Hold.INSPECTION and row.evidence_at is None and self.node(row.node_id).is_connected
 
     def follow_jobs(self, policy: Policy) -> None:
-        """Remove nodes from jobs that no longer need them. Return unreachable nodes to service that report again."""
+        """Remove nodes from jobs that no longer need them.
+
+        Return unreachable nodes to service once they report again.
+        """
         for row in self.in_state(NodeState.ASSIGNED):
             job = self.jobs.get(row.run) if row.run is not None else None
             if job is None:
@@ -602,7 +605,7 @@ class _Table:
 
     def give_up_joining(self) -> None:
         # The limit doubles for each such instance in a row: if all fail, for example by their user data, only a person
-        # helps.
+        # can help.
         patience = self.join_seconds()
         settled = {
             member.node_id

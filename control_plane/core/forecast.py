@@ -21,7 +21,7 @@ class Expectation:
 
     @property
     def ettr_ratio(self) -> float:
-        """0 to 1."""
+        """The effective training time ratio, 0 to 1."""
         return self.mttf_seconds / (self.mttf_seconds + self.mttr_seconds)
 
 

@@ -34,7 +34,7 @@ class Span:
 
 
 def spans(launches: Sequence[Launch], given_back: Sequence[datetime], ended_at: datetime | None) -> tuple[Span, ...]:
-    """Return the periods of each node, sorted by start and then by node. `given_back`: the job released all nodes."""
+    """Return the nodes' periods, sorted by start, then by node. `given_back`: when the job released all its nodes."""
     open_spans: dict[str, Span] = {}
     closed: list[Span] = []
     for index, launch in enumerate(launches):

@@ -18,7 +18,7 @@ LONGEST_BACKOFF_SECONDS: Final = 60.0
 
 
 def interval_seconds(since_event_seconds: float | None) -> float:
-    """Return the pause between two polls. None: no event of AWS has arrived since the server's start."""
+    """Return the pause between two polls. `since_event_seconds` is None before the first event of AWS."""
     is_trusted = since_event_seconds is not None and since_event_seconds < EVENTS_TRUSTED_SECONDS
     return EVENT_POLL_SECONDS if is_trusted else AWS_POLL_SECONDS
 

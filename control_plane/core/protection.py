@@ -23,11 +23,11 @@ from everstep.protocol.plan import Timeouts
 from everstep.protocol.rank_messages import UnkeptCause
 
 LAPSE_STEPS = 3
-"""Training must pass an overdue step by this number of steps. A stopped training has other observers."""
+"""Training must pass an overdue step by this number of steps. Training that has stopped is not a lapse."""
 COMMIT_TIMES = 3
-"""A commit is overdue after this multiple of the time that the newest commit took, if that is long."""
+"""A commit is overdue after this multiple of the newest commit's duration, but not before `exclude_seconds`."""
 UPLOAD_TIMES = 10
-"""Factor of this limit during the upload of a checkpoint, which may need the slot of the next step."""
+"""Further factor of this limit during the upload of a checkpoint, which may need the slot of the next step."""
 
 
 def with_watch(

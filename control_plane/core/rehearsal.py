@@ -90,7 +90,7 @@ def is_asked(record: JobRecord) -> bool:
 
 
 def refused(spec: JobSpec, record: JobRecord, node: PlanNode, now: float) -> tuple[JobRecord, tuple[EventDraft, ...]]:
-    """Return the record with the refusal of a person's request, because `node` has an earlier agent, and an event."""
+    """Refuse a person's request, because `node` has an earlier agent. Return the record and an event."""
     return _unanswered(spec, record, NoResult.EARLIER_AGENT, now, node)
 
 

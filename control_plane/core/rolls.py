@@ -35,7 +35,7 @@ class RollStep:
     """Equals the stored progress if nothing changed."""
     begun: tuple[NodeId, ...] = ()
     cancelled: tuple[NodeId, ...] = ()
-    """Set because a person has stopped the roll."""
+    """Nodes whose requests the fleet withdraws, because a person has stopped the roll."""
     has_ended: bool = False
 
 

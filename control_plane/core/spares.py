@@ -25,7 +25,7 @@ from control_plane.core.observed.fleets import FleetHistory, FleetSpec
 PRIOR_FAILURES = 1
 PRIOR_NODE_SECONDS = 154 * 86_400.0
 ENOUGH_FAILURES = 5
-"""The fleet plans for the higher of the rates with and without the prior from so many failures on."""
+"""From this many failures on, the fleet plans for the higher of the rates with and without the prior."""
 PRIOR_REPLACEMENTS = 3
 PRIOR_REPLACEMENT_SECONDS = 420.0
 DOUBT = 0.05

@@ -1,6 +1,6 @@
-"""Pauses: of all automatic actions, by an administrator, and of all deletions in S3, after a restore of the database.
+"""Pauses of all automatic actions (by an administrator), and of all deletions in S3 (after a restore of the database).
 
-The first pause lasts while its table has its only row. The second lasts while a restore waits for a person
+The first pause lasts while its table contains a row. The second lasts while a restore waits for a person
 (`DatabaseRestore.accepted_at`).
 """
 
@@ -51,7 +51,7 @@ class DatabaseRestore:
     differences: Sequence[Mapping[str, Any]]
     """Each `core.database_restore.Difference` as JSON."""
     accepted_at: datetime | None = None
-    """Nothing in S3 is deleted before."""
+    """Nothing in S3 is deleted before this time."""
 
 
 _PENDING: Final = (

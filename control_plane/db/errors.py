@@ -41,7 +41,7 @@ class AmbiguousName(DatabaseError):
     """
 
     def __init__(self, name: str, run_ids: Mapping[str, str]) -> None:
-        """Create the error for a name. `run_ids` is by project."""
+        """Create the error for a name. `run_ids` contains the run id of each project's job."""
         projects = " and ".join(", ".join(run_ids).rsplit(", ", 1))
         super().__init__(
             f"there are training jobs named {name!r} in the projects {projects}; use a RunId: "
@@ -56,7 +56,7 @@ class Conflict(DatabaseError):
 
 
 class TooMuch(DatabaseError):
-    """A report would read too many rows. `remedy` is the requests that read fewer rows."""
+    """A report would read too many rows. `remedy` describes requests that read fewer rows."""
 
     def __init__(self, found: str, remedy: str) -> None:
         super().__init__(f"the time range has {found}, which is too much for one report")

@@ -124,7 +124,7 @@ class IncidentTotals:
     """Failures, without planned departures, failed pauses and drills."""
     recovered_count: int
     recovery_seconds: float
-    """Up to the repetition of the lost steps."""
+    """Summed over recovered failures, from the failure until training has repeated the lost steps."""
     lost_node_count: int
     """Nodes that failed or that AWS reclaimed, without nodes that a person drained or a drill terminated."""
     lost_steps: int

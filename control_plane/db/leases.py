@@ -67,10 +67,10 @@ class Leaser:
         self._moved_at: dict[tuple[LeaseKind, str], float] = {}
 
     def claim(self, session: Session, kind: LeaseKind, key: str, *, at_once: bool = False) -> Lease | None:
-        """Claim a free lease, renew an own one, or take over an expired one. Return None while another server holds it.
+        """Claim a free lease, renew this server's own, or take over an expired one.
 
-        `at_once` takes the lease over immediately, because its owner can no longer use it. Raises NotFound if the row
-        does not exist.
+        Return None while another server holds it. `at_once` takes the lease over immediately, because its owner can no
+        longer use it. Raises NotFound if the row does not exist.
         """
         found = session.execute(_statements(kind).find, {"of_key": key}).one_or_none()
         if found is None:
@@ -96,7 +96,7 @@ class Leaser:
         return renewed
 
     def is_due(self, lease: Lease) -> bool:
-        """Return whether a third of `ttl_seconds` has passed since the last renewal of an own lease."""
+        """Return whether a third of `ttl_seconds` has passed since the last renewal of this server's lease."""
         return self._monotonic() - lease.taken_at >= self._ttl_seconds / 3
 
     def release(self, session: Session, lease: Lease) -> None:
@@ -122,7 +122,7 @@ class Leaser:
 
 
 def guard(session: Session, lease: Lease) -> None:
-    """Check a lease, and lock it until the end of the write transaction, because a concurrent claim waits for the row.
+    """Check a lease, and lock its row until the end of the write transaction, so that a concurrent claim waits.
 
     Raises StaleLease if the row has another owner or counter, or does not exist.
     """

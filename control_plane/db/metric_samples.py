@@ -20,7 +20,10 @@ from control_plane.core.metrics import Point, folded, span_of
 from control_plane.db.metrics import chunk_query, unpack
 
 MAX_POINTS: Final = 100_000
-"""About 35 MB, measured with tracemalloc. The cache drops the least recently used rows first."""
+"""Limit of cached points: about 35 MB, measured with tracemalloc.
+
+The cache drops the least recently used rows first.
+"""
 BREAKDOWN_WEIGHT: Final = 2
 """Memory of a point with values of 64 nodes, as a multiple of one without: 1.5 by tracemalloc."""
 _STEP: Final = struct.Struct("<q")

@@ -452,9 +452,9 @@ class QuotaRow(Base):
     max_node_count: Mapped[int | None]
     """Limit per fleet, for all jobs of the project. None means no limit."""
     max_job_count: Mapped[int | None]
-    """Unfinished jobs in all fleets. None means no limit."""
+    """Limit of unfinished jobs in all fleets. None means no limit."""
     max_source_bytes: Mapped[int | None]
-    """All source archives, including uploads in progress. None means no limit."""
+    """Limit of the bytes of all source archives, including uploads in progress. None means no limit."""
     max_priority: Mapped[int] = mapped_column(default=0)
     allowed_role_arns: Mapped[tuple[str, ...]] = mapped_column(default=())
     """A trailing `*` matches any suffix."""
@@ -767,7 +767,7 @@ class DatabaseRestoreRow(Base):
     first_generation: Mapped[int]
     """Generations that start after the restore have higher numbers."""
     differences: Mapped[list[dict[str, Any]]]
-    """What S3 has and the backup lacked, or the reverse (`db.restores.Difference`)."""
+    """What S3 has and the backup lacked, or the reverse (`core.database_restore.Difference`)."""
     accepted_at: Mapped[datetime | None]
     """Time of `everstep db restored --accept`."""
 

@@ -58,8 +58,8 @@ class SavedNode:
     wanted_at: datetime | None
     connected_at: datetime | None
     arrival_seconds: float | None
-    """Seconds from the lack, or from the first listing, to the agent's first connection. None before, or if it came
-    earlier.
+    """Seconds from the lack of the instance, or from its first listing, to the agent's first connection. None before
+    the connection, or if the agent connected first.
     """
     ended_at: datetime | None
 
@@ -165,7 +165,7 @@ def by_run(session: Session, run_ids: Collection[str]) -> dict[str, tuple[str, .
 
 
 def held(session: Session) -> tuple[SavedNode, ...]:
-    """Return the nodes of all fleets that wait for a person's decision, oldest first."""
+    """Return the held nodes of all fleets, oldest first."""
     query = select(NodeRow).where(NodeRow.state == NodeState.HELD, NodeRow.hold.is_not(None))
     return tuple(record_of(row, SavedNode) for row in session.scalars(query.order_by(NodeRow.created_at, NodeRow.id)))
 

@@ -22,8 +22,7 @@ _IN_VIEW = and_(
     ReplicaRow.is_in_view,
     ~exists().where(NodeRow.id == ReplicaRow.holder_node_id, NodeRow.ended_at.is_not(None)).correlate(ReplicaRow),
 )
-"""The owner's last report shows the holder in view, and the holder's instance, unlike perhaps the owner's, has not
-ended.
+"""The owner's last report shows the holder in view, and the holder's instance has not ended.
 """
 
 

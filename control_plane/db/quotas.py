@@ -23,9 +23,9 @@ class QuotaRecord:
     max_node_count: int | None
     """Limit per fleet, for all jobs of the project. None means no limit."""
     max_job_count: int | None
-    """Unfinished jobs in all fleets. None means no limit."""
+    """Limit of unfinished jobs in all fleets. None means no limit."""
     max_source_bytes: int | None = None
-    """All source archives, including uploads in progress. None means no limit."""
+    """Limit of the bytes of all source archives, including uploads in progress. None means no limit."""
     max_priority: int = 0
     """Highest priority that submitters may set."""
     allowed_role_arns: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ def put(session: Session, quota: QuotaRecord) -> None:
 
 
 def find(session: Session, project: str) -> QuotaRecord | None:
-    """Return a project's quota, or None if the project has no limits."""
+    """Return a project's quota, or None if it has none."""
     row = session.get(QuotaRow, project)
     return None if row is None else record_of(row, QuotaRecord)
 

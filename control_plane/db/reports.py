@@ -22,7 +22,7 @@ from control_plane.db.errors import TooMuch
 from control_plane.db.models import FleetHourRow, FleetRow, IncidentRow, JobHourRow, JobRow
 
 MOST_POINTS: Final = 50_000
-"""Jobs × bounds of buckets in one report."""
+"""Limit of jobs × bounds of buckets in one report."""
 MOST_INCIDENTS: Final = 20_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -77,7 +77,8 @@ def prune(session: Session, retention: RowRetention, now: datetime) -> Mapping[s
         return now - timedelta(days=days)
 
     alive = select(NodeRow.id).where(NodeRow.ended_at.is_(None))
-    # Whether the job could restore a checkpoint, which limits may delete otherwise, follows from all generations.
+    # Keep the generations of a job with checkpoints: they show which checkpoint the job could restore, and so which one
+    # the limits must not delete.
     is_stored = CheckpointRow.state.in_((checkpoints.COMPLETE, checkpoints.TRASHED))
     ended = select(JobRow.run_id).where(
         JobRow.ended_at < before(retention.generations),

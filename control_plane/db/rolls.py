@@ -32,7 +32,7 @@ def progress_of(fleet: FleetRecord) -> RollProgress | None:
 
 
 def newest(fleet: FleetRecord) -> tuple[FleetRoll, RollProgress] | None:
-    """Return a fleet's newest roll with its progress, or None. The progress is empty before the first of this roll."""
+    """Return a fleet's newest roll with its progress, or None. The progress is empty before this roll has any."""
     roll, progress = roll_of(fleet), progress_of(fleet)
     if roll is None:
         return None

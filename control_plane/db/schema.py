@@ -1,7 +1,7 @@
 """Checks the version of the database's schema, and migrates it to the version that this code needs.
 
-Each migration stores the older revisions whose code can use the new schema (table `schema_support`), because it may
-have only added parts. Invariant: a server starts only on its own schema or on a newer one that supports it.
+Each migration stores the older revisions whose code can use the new schema (table `schema_support`), because many
+migrations only add parts. Invariant: a server starts only on its own schema or on a newer one that supports it.
 """
 
 from __future__ import annotations

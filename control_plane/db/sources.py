@@ -39,7 +39,7 @@ def get(session: Session, sha256: str, project: str | None) -> SourceRecord:
 
 
 def find(session: Session, sha256: str, project: str | None) -> SourceRecord | None:
-    """Return one source of a project or of any (None), or None."""
+    """Return one source of a project or of any (None), or None if it does not exist."""
     query = select(SourceRow).where(SourceRow.sha256 == sha256).order_by(SourceRow.project).limit(1)
     row = session.scalar(query if project is None else query.where(SourceRow.project == project))
     return None if row is None else record_of(row, SourceRecord)

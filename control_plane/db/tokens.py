@@ -117,7 +117,7 @@ def page(
     after: tuple[datetime, str] | None,
     limit: int,
 ) -> tuple[TokenRecord, ...]:
-    """Return user and join tokens of a project or all (None), oldest first.
+    """Return the user tokens of a project, or all user and join tokens (None), oldest first.
 
     `after` is `(created_at, id)` of the previous page's last token. None means the first page.
     """
@@ -149,7 +149,7 @@ _BY_DIGEST: Final = select(TokenRow).where(TokenRow.digest == bindparam("digest"
 
 
 def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
-    """Return the record of a valid token, or None, in constant time of comparison, so that durations reveal nothing."""
+    """Return the record of a valid token, or None. Compares in constant time, so that durations reveal nothing."""
     digest = _digest(token)
     row = session.scalar(_BY_DIGEST, {"digest": digest})
     if row is None or not hmac.compare_digest(row.digest, digest):
@@ -175,13 +175,13 @@ def is_revoked(session: Session, token_id: str) -> bool:
 
 
 def expires_before(session: Session, token_id: str, at: datetime) -> bool:
-    """Return whether a token expires before a time. One without an expiry never does."""
+    """Return whether a token expires before a time. A token without an expiry never does."""
     row = session.get(TokenRow, token_id)
     return row is not None and row.expires_at is not None and row.expires_at < at
 
 
 def extend(session: Session, token_id: str, expires_at: datetime) -> None:
-    """Set a later expiry for a token with an expiry that was not revoked. Idempotent."""
+    """Set a later expiry for a token that has an expiry and is not revoked. Idempotent."""
     session.execute(
         update(TokenRow)
         .where(TokenRow.id == token_id, TokenRow.revoked_at.is_(None), TokenRow.expires_at < expires_at)

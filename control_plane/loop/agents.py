@@ -42,7 +42,7 @@ MAX_DEPARTED = 1000
 
 
 BURST_SECONDS = 16.0
-"""Work of a node's messages without a wait after a long pause."""
+"""Seconds of work that a node's messages may cause at once after a long pause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class AgentRegistry:
         self._lost: deque[NodeId] = deque(maxlen=1024)
 
     def pace_of(self, node_id: NodeId) -> Pace:
-        """Return the pace of a node's messages, which a new connection of the node does not begin anew."""
+        """Return the pace of a node's messages, which continues across the node's connections."""
         return self._paces.setdefault(node_id, Pace(BURST_SECONDS, self._monotonic))
 
     def accept(self, hello: Hello, fleet: FleetName) -> AgentConnection:
@@ -170,7 +170,7 @@ class AgentRegistry:
         return connection
 
     def leave(self, fleets: frozenset[FleetName]) -> None:
-        """Disconnect the agents of `fleets`, all fleets of other servers, which replaces the previous set."""
+        """Disconnect the agents of `fleets`: all fleets of other servers, in place of the previous set."""
         self._elsewhere = fleets
         for node_id, connection in list(self._connections.items()):
             if self._views[node_id].fleet in fleets:
@@ -248,9 +248,8 @@ class AgentRegistry:
     async def wait_for_change(self, seen: int, timeout_seconds: float) -> int:
         """Wait for the next change or the timeout.
 
-        Return immediately if a change has occurred since the caller's previous call.
-
-        `seen` is the result of that previous call, and 0 for the first call. Several loops may wait at the same time.
+        Return immediately if a change has occurred since the caller's previous call. `seen` is the result of that call,
+        and 0 for the first call. Several loops may wait at the same time.
         """
         if self._change_count == seen:
             await pause(timeout_seconds, until=self._changed)

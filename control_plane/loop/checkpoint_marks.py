@@ -6,7 +6,7 @@
     …run=<run>/trashed                                 the whole job is in the trash
     …run=<run>/issued=<number>                         no generation of the run has a higher number
 
-A database restored from a backup lacks later pins and deletions, and the marks return them. A caller writes a mark
+A database restored from a backup lacks later pins and deletions, which the marks restore. A caller writes a mark
 before it changes the database. It removes the mark of a pin after this change, and the mark of the trash before. A
 crash in between therefore protects too much, never too little.
 
@@ -57,7 +57,7 @@ class TrashStanding:
 
     @property
     def may_purge(self) -> bool:
-        """Return whether S3 agrees with the database that the checkpoint may be deleted for good."""
+        """Whether S3 agrees with the database that the checkpoint may be deleted for good."""
         return self.trashed_at is not None and not self.is_pinned
 
 

@@ -225,7 +225,7 @@ class CloudWatch:
         return max((self._context.monotonic() - view.asked_at for view in self._views.values()), default=0.0)
 
     def poll_now(self) -> None:
-        """Start the next poll of groups and instances immediately."""
+        """Start the next polls immediately."""
         self._look.set()
         self._look_closer.set()
 

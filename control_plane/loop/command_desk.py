@@ -22,7 +22,7 @@ from everstep.protocol.ids import NodeId
 
 MAX_WAITING: Final = 32
 MAX_KEPT: Final = 64
-"""Finished commands whose answers the server remembers for repeated calls."""
+"""Limit of commands that the server remembers, with their answers, for repeated calls."""
 ANSWER_SECONDS: Final = 5.0
 """Seconds for which callers wait in addition to the command's own timeout."""
 

@@ -44,7 +44,7 @@ from everstep.protocol.plan import ObjectReference
 SCAN_LINES: Final = 100_000
 """Limit of lines examined for one page. A filter that matches few lines therefore yields short pages."""
 PAGE_CHARACTERS: Final = 1 << 20
-"""Characters from which on a page takes no further line. JSON makes up to six bytes of one."""
+"""Characters from which on a page takes no further line. JSON encodes one as up to six bytes."""
 SCAN_GENERATIONS: Final = 100
 CACHED_BYTES: Final = 8 * 1024 * 1024
 """Size limit of the cache of decoded log chunks, in bytes as S3 stores them."""

@@ -239,7 +239,7 @@ def lineage_of(job: jobs.SavedJob, entries: Iterable[jobs.LineageEntry]) -> tupl
 
 
 def initial_checkpoint(stored: checkpoints.SavedCheckpoint) -> CheckpointRecord | None:
-    """Convert another job's checkpoint to a record of generation 0, or None if the checkpoint is being deleted."""
+    """Convert another job's checkpoint to a record of generation 0, or None unless its state is complete."""
     found = checkpoint_record(stored)
     if found is None:
         return None
@@ -259,7 +259,7 @@ def generation_record(entry: jobs.LineageEntry) -> GenerationRecord:
 
 
 def checkpoint_record(stored: checkpoints.SavedCheckpoint) -> CheckpointRecord | None:
-    """Convert a checkpoint's row to the record that decisions use, or None if it is incomplete or being deleted."""
+    """Convert a checkpoint's row to the record that decisions use, or None unless its state is complete."""
     manifest = stored.contents()
     if manifest is None or stored.state != checkpoints.COMPLETE:
         return None

@@ -8,7 +8,7 @@
     keeper       deletes checkpoints
     orphans      deletes uploaded shards that no checkpoint can contain
     uploads      deletes uploads of sources that no client completed, once an hour
-    duties       tells people of a duty that begins or ends, every 5 s
+    duties       records events about duties that begin or end, every 5 s
     notices      reads AWS events from the queue, if one is configured
 
 Invariant: the leases are released only after all passes and all background calls have ended.

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 FIRST_BACKOFF_SECONDS = 0.5
 """Pause after a key's second failure in a row, doubled with each further failure."""
 MAX_BACKOFF_SECONDS = 2.0
-"""It delays a job's next call by at most this time once the cause has ended."""
+"""Longest pause, and so the longest delay of a job's next call once the cause has ended."""
 
 K = TypeVar("K", bound=Hashable)
 
@@ -57,7 +57,7 @@ class Scheduler(Generic[K]):
         return ended
 
     async def sweep(self, keys: Iterable[K], patience_seconds: float) -> None:
-        """Wake all keys in order, and wait until `patience_seconds` after the last call has begun, at most."""
+        """Wake all keys in order, and wait for at most `patience_seconds` after the last call has begun."""
         # Work already in progress is not waited for, so work that hangs delays at most one sweep.
         ends = [ended for key in keys if (ended := self.wake(key)) is not None]
         while self._due:  # Work for some keys (jobs or fleets) has not started: wait until running work ends.

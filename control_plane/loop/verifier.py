@@ -118,7 +118,7 @@ class Verifier:
 
 
 def _agreed(read: Callable[[], Damage | None]) -> Iterator[Damage]:
-    """Yield the damage that a read finds, if a second read finds the same. Raises GarbledAnswer if they disagree."""
+    """Yield the damage that a read finds, if a second read finds the same. Raises GarbledAnswer for other damage."""
     first = read()
     if first is None or (second := read()) is None:
         return

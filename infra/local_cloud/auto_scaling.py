@@ -95,8 +95,8 @@ class _Record:
     """Newest first, at most `ACTIVITIES_KEPT`."""
     no_launch_before: float = 0.0
     protected_at_desired: int | None = None
-    """Desired capacity that protected surplus members prevented. Records the failure as an activity only once. None
-    without a failure.
+    """Desired capacity that protected surplus members prevented, so that the failure becomes an activity only once.
+    None without a failure.
     """
     failing_since: tuple[float, str] | None = None
     """Start of the series of failed launches, as monotonic seconds and timestamp. None after a success or a resumption.
@@ -316,7 +316,7 @@ class AutoScaling:
         return None
 
     def activities(self, group: FakeAutoScalingGroup) -> list[Activity]:
-        """Scaling activities, newest first, at most `ACTIVITIES_KEPT`."""
+        """Return the scaling activities, newest first, at most `ACTIVITIES_KEPT`."""
         return self._record(group).activities
 
     # The methods below advance the Auto Scaling groups and their members over time.

@@ -66,7 +66,7 @@ def filter_names(operation: OperationModel) -> frozenset[str]:
 
 
 def is_documented(name: str, names: frozenset[str]) -> bool:
-    """Return whether `names` of `filter_names` contains a filter or its prefix."""
+    """Return whether `names`, from `filter_names`, contains a filter or its prefix."""
     prefix, colon, _ = name.partition(":")
     return name in names or (bool(colon) and prefix + colon in names)
 

@@ -91,7 +91,7 @@ def main(arguments: list[str]) -> int:
 
 
 def exit_file(script: Path) -> Path:
-    """Return the file with the exit code of the user data. It exists only if these ended before the instance."""
+    """Return the file with the user data's exit code. It exists only if the user data ended before the instance."""
     return script.with_name("user-data.exit")
 
 

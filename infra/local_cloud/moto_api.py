@@ -401,7 +401,7 @@ def _install_launches(launches: SynchronousLaunches) -> None:
 
 
 def _lock_operated_groups() -> None:
-    """Refuse changes of a group with an Operator by anybody but this service principal."""
+    """Let only a group's Operator, a service principal, change the group if it has one."""
 
     # Source: https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_CreateAutoScalingGroup.html.
     def locked(action: Callable[[AutoScalingResponse], Any]) -> Callable[[AutoScalingResponse], Any]:

@@ -46,7 +46,7 @@ def repair() -> None:
 
 
 def _describe_rules_between_groups() -> None:
-    """Return descriptions also of rules whose source is another security group."""
+    """Make moto return the description of a rule whose source is another security group."""
 
     def description(rule: SecurityGroupRule) -> str | None:
         found: str | None = rule.ip_range.get("Description") or rule.source_group.get("Description")
@@ -111,7 +111,7 @@ def _name_the_source_of_database_parameters() -> None:
 
 
 def _delete_markers_with_their_bucket() -> None:
-    # moto calls `dispose` when it deletes a key with its versions, and its delete markers lack it.
+    # moto calls `dispose` when it deletes a key with its versions, but its delete markers lack this method.
     FakeDeleteMarker.dispose = lambda _: None
 
 

@@ -19,7 +19,7 @@ def make_own_memory(sockets: Path) -> int | None:
     recognizes by it that all other files come from this instance. Return a descriptor of the outer /dev/shm, or None,
     without a change, if the kernel refuses.
     """
-    trial = os.fork()  # a namespace that is entered cannot be left, and its mounts may be refused
+    trial = os.fork()  # a process cannot leave a namespace, and the kernel may refuse the mounts
     if trial == 0:
         try:
             _enter(sockets)
@@ -30,7 +30,7 @@ def make_own_memory(sockets: Path) -> int | None:
         return None
     try:
         return _enter(sockets)
-    except OSError:  # a limit of namespaces, which the trial has met just below it
+    except OSError:  # for example because the trial created the last namespace that the limit permits
         return None
 
 

@@ -105,7 +105,7 @@ class Parts:
         return content
 
     def ready(self, name: str) -> dict[str, str] | None:
-        """Return the content of a part's ready file, or None before."""
+        """Return the content of a part's ready file, or None before the part has written it."""
         try:
             content: dict[str, str] = json.loads(self.ready_file(name).read_text())
         except FileNotFoundError:

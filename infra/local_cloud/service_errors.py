@@ -85,7 +85,7 @@ def denied(service: str, denial: Denial, message: str, request_id: str) -> Answe
 def answer_of(service: str, status: str, code: str, message: str, request_id: str) -> Answer:
     """Return an error in a service's format.
 
-    `status` is such as `403 Forbidden`, `code` such as `Throttling`. `message` is escaped if the format is XML.
+    `status` is for example `403 Forbidden`, `code` for example `Throttling`. `message` is escaped if the format is XML.
     """
     headers = [("x-amzn-RequestId", request_id)]
     if service not in _FORMS and service not in _QUERY_SERVICES:

@@ -124,14 +124,14 @@ class ClusterOptions:
     """MaxSize of the fleet's group. None: `nodes` and `spares` together."""
     conditions: Conditions = field(default_factory=lambda: Conditions(api_rate_share=1.0))
     node_memory_bytes: int | None = None
-    """Memory for the slots of one node. In `ClusterOptions`, None means an equal part of half the available memory."""
+    """Memory for the slots of one node. None: an equal part of half the available memory."""
     detection_seconds: float | None = None
     connect_seconds: float = 120.0
     """Limit until all nodes have connected."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of the instances."""
     control_plane_environment: Mapping[str, str] = field(default_factory=dict)
-    """Additional variables."""
+    """Additional variables of the control plane."""
     has_standby: bool = False
     """Whether to start a second server at another address. Agents receive both addresses."""
     start_balancer: Callable[[Sequence[str], str, int], str] | None = None
@@ -160,7 +160,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     max_nodes: int
     node_memory_bytes: int
-    """Memory for the slots of one node. In `ClusterOptions`, None means an equal part of half the available memory."""
+    """Memory for the slots of one node."""
 
 
 class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -133,7 +133,7 @@ def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decisi
 
 
 def _stopped(view: JobView, what: JobFact, *because: Fact) -> JobNote:
-    """`step` is the step at which all ranks stopped, if they did."""
+    """Return a note whose `step` is the step at which all ranks stopped, if they did."""
     is_over = is_training_over(view.reports, view.plan.world_size)
     return JobNote(
         what=what,

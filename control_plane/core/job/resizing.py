@@ -62,7 +62,7 @@ def shrink(view: JobView, roll: launch.Roll) -> Decision | None:
 
 
 def smaller_size(view: JobView, roll: launch.Roll) -> JobNote | None:
-    """Return the number of nodes on which a waiting job will continue. None if it may not continue with fewer nodes."""
+    """Return on how many nodes a waiting job will continue, or how many it needs. None if it may not shrink."""
     spec, count = view.spec, len(roll.places) - roll.vacancy_count
     if spec.least_node_count >= max(spec.node_count, elastic.needed_count(spec, view.record)):
         return None

@@ -347,7 +347,7 @@ class NotPaused(Value, frozen=True):
 
 
 class NoReplacement(Value, frozen=True):
-    """No node came in place of a lost node within `seconds`."""
+    """No node replaced a lost node within `seconds`."""
 
     seconds: float
 

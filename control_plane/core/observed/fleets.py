@@ -193,9 +193,9 @@ class FleetJob:
     quota: int | None = None
     """Limit of this fleet's nodes for all jobs of the project together."""
     is_paused: bool = False
-    """A queued job then gets no nodes."""
+    """Whether a person has paused the job. A queued job then gets no nodes."""
     is_taken_over: bool = False
-    """Only AWS can then remove the job's nodes, and the fleet assigns none."""
+    """Whether a person controls the job. Only AWS can then remove its nodes, and the fleet assigns none."""
     is_preemptible: bool = False
     """Whether a job of higher priority may make this job pause or continue on fewer nodes."""
     is_settled: bool = False
@@ -238,6 +238,6 @@ class FleetObserved:
     """Unix times at which EC2 accepted the reboot. A REBOOTING node without an entry still needs its request."""
     launch: LaunchRecord | None = None
     roll: FleetRoll | None = None
-    """It may have ended."""
+    """The newest roll, which may have ended."""
     roll_progress: RollProgress | None = None
     """The progress of the newest roll, or of the one before if a roll has just been requested."""

@@ -91,7 +91,7 @@ class Departure:
     is_kept: bool = False
     """Whether the job kept the node, because it would otherwise have lost a committed step."""
     has_left: bool = False
-    """If the node returns after a reboot, the departure no longer applies."""
+    """Whether the node has left the job. If it returns after a reboot, the departure no longer applies."""
     is_history: bool = False
     """Whether the node leaves only because its history makes it a lemon, in the recovery from the newest incident."""
     ends_at: float | None = None
@@ -177,7 +177,7 @@ class CapacityWait(FailedLaunches):
     """A job's wait for instances whose launches fail, as the job loop stores it with each decision."""
 
     missing_count: int
-    """The count is at least 1."""
+    """At least 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,10 +231,10 @@ class Memo:
     impairments: tuple[Impairment, ...] = ()
     moves: tuple[Departure, ...] = ()
     moves_after: float = 0.0
-    """The job, which kept a node for a committed step, plans no departure without a notice before this time."""
+    """Until this time, a job that kept a node for a committed step plans no departure without a notice."""
     trials: tuple[Trial, ...] = ()
     stop_reason: StopReason | None = None
-    """None if only a user can stop the job. A text: an earlier version's."""
+    """None if only a user can stop the job. A plain text comes from an earlier version."""
     checkpoints: CheckpointPace = field(default_factory=CheckpointPace)
     uploading: CheckpointUpload | None = None
     noticed: tuple[NodeId, ...] = ()
@@ -265,7 +265,7 @@ class Memo:
     not_before: float | None = None
     """The job stands aside until this time: it neither holds nodes nor delays other jobs in the queue."""
     no_pause_before: float | None = None
-    """Set because the last pause failed."""
+    """The job does not pause before this time, because the last pause failed."""
     incident: IncidentRecord | None = None
     last_incident_ended_at: float | None = None
     awaited: AwaitedCommit | None = None
@@ -276,7 +276,10 @@ class Memo:
     unstored: UnstoredOutputs | None = None
     """The outputs of the newest generation with outputs that are not in S3."""
     final_checkpoint: Step | None = None
-    """The newest checkpoint at the success of all ranks, or `NO_STEP`. None before, and for checks."""
+    """The newest checkpoint at the success of all ranks, or `NO_STEP`.
+
+    None before, for determinism checks, and for jobs that finished no step.
+    """
     pace: Pace = field(default_factory=Pace)
     suspicion: Suspicion | None = None
     left_alone: bool = False

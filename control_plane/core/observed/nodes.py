@@ -151,7 +151,7 @@ class NodeObserved:
     instance: InstanceCondition = InstanceCondition.UNKNOWN
     ended: InstanceEnded | None = None
     failed_status_check: str = ""
-    """A failing EC2 status check, which can happen on healthy instances, or empty."""
+    """The failing EC2 status check, or empty. A check can also fail on a healthy instance."""
     is_connected: bool = False
     silent_seconds: float = 0.0
     """The grace period after the start of this control plane does not count."""

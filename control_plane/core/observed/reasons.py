@@ -78,7 +78,7 @@ class JobNote(Value, frozen=True):
 
 
 StopReason: TypeAlias = JobNote | RehearsalEnded | str
-"""A text: as an earlier version stored it."""
+"""A plain text comes from an earlier version."""
 
 
 class Starting(Value, frozen=True):
@@ -131,7 +131,7 @@ class Waits(Value, frozen=True):
     smaller: JobNote | None = None
     """The number of nodes on which the job would continue, or which it needs."""
     stop: StopReason | None = None
-    """This stop waits until the job trains."""
+    """A requested stop, which waits until the job trains."""
 
 
 class AwaitsFirstStep(Value, frozen=True):
@@ -177,7 +177,7 @@ class GaveUp(Value, frozen=True):
 
 
 class Told(Value, frozen=True):
-    """A sentence that contains facts, as an earlier version stored it. `parts` without spaces between make it."""
+    """A sentence with facts, as an earlier version stored it: its `parts`, to be joined without spaces."""
 
     parts: tuple[str | Fact, ...]
 
@@ -201,7 +201,7 @@ JobReason: TypeAlias = (
     | AwaitsStore
     | Recorded
 )
-"""A plain text is an agent's, or an earlier version stored it."""
+"""A plain text comes from an agent, or from an earlier version."""
 
 
 class Lapsed(Value, frozen=True):

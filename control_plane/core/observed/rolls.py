@@ -23,7 +23,7 @@ class FleetRoll:
     reason: str
     started_at: float
     is_paused: bool = False
-    """The roll then begins with no further node."""
+    """While paused, the roll begins with no further node."""
     is_stopped: bool = False
 
 
