@@ -236,7 +236,7 @@ OLD_REASONS = {
     "surplus: the fleet needs 3 nodes": Surplus(desired_count=3),
     "AWS announced for i-1: spot interruption (two (2) minutes)": ANNOUNCED,
     "excluded by gpt: AWS announced for i-1: spot interruption (two (2) minutes)": GivenUp(
-        job="gpt", remedy=Remedy.LET_GO, because=ANNOUNCED
+        job="gpt", remedy=Remedy.TERMINATE, because=ANNOUNCED
     ),
     "the roll of the fleet replaces i-3 (ann (ops)): new image": Requested(
         request=NodeRequest.REPLACE, node_id=NodeId("i-3"), by="ann (ops)", note="new image", is_roll=True
