@@ -180,7 +180,7 @@ def _replica() -> str:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Translate botocore's exceptions into the subclass of CloudError for AWS's error code or the failure."""
+    """Translate botocore's exceptions. Raises the subclass of CloudError for AWS's error code or the failure."""
     try:
         yield
     except ClientError as error:
