@@ -223,6 +223,8 @@ UNUSED = {
     # The tests change no servers while AWS replaces them, no listener and no target group.
     *("autoscaling:CancelInstanceRefresh", "autoscaling:DescribeInstanceRefreshes"),
     *("elasticloadbalancing:ModifyListener", "elasticloadbalancing:ModifyTargetGroup"),
+    # The provider 6 calls it for each listener. A person looks at the activities of a group that starts no server.
+    *("elasticloadbalancing:ModifyListenerAttributes", "autoscaling:DescribeScalingActivities"),
     *("elasticloadbalancing:SetSecurityGroups", "elasticloadbalancing:SetSubnets"),
     # The tests name the image, leave the protection off, and change templates in `production` only.
     *("ssm:GetParameter", "rds:ModifyDBInstance", "ec2:CreateLaunchTemplateVersion", "ec2:ModifyLaunchTemplate"),

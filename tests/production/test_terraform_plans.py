@@ -160,6 +160,19 @@ def test_a_fleet_is_in_one_capacity_block_without_a_placement_group(
     assert refusal in production.refusal(**{**GIVEN, "fleets": {"main": fleet}}, zones=ZONES)
 
 
+@pytest.mark.parametrize(
+    ("fleets", "refusal"),
+    [
+        ({"main": {**FLEET, "is_clustered": True, "placement_group": "own"}}, "is_clustered creates a placement group"),
+        ({"servers": FLEET}, "choose another key"),
+    ],
+)
+def test_a_fleet_that_would_meet_another_resource_is_refused(
+    production: Terraform, fleets: dict[str, Any], refusal: str
+) -> None:
+    assert refusal in production.refusal(**{**GIVEN, "fleets": fleets}, zones=ZONES)
+
+
 def test_volumes_are_as_large_as_those_of_the_image(production: Terraform) -> None:
     """EC2 refuses a volume that is smaller than the snapshot of its image."""
     packer = (Path(__file__).parents[2] / "infra" / "image" / "everstep.pkr.hcl").read_text()

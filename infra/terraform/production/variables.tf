@@ -128,6 +128,16 @@ variable "fleets" {
     is_capacity_block        = optional(bool, false)
     is_reserved_only         = optional(bool, false)
   }))
+
+  validation {
+    condition     = alltrue([for fleet in values(var.fleets) : !fleet.is_clustered || fleet.placement_group == null])
+    error_message = "is_clustered creates a placement group: set it to false where placement_group names one."
+  }
+
+  validation {
+    condition     = !contains(keys(var.fleets), "server") && !contains(keys(var.fleets), "servers")
+    error_message = "The servers have these names: choose another key than server and servers."
+  }
 }
 
 variable "projects" {
