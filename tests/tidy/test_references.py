@@ -23,6 +23,7 @@ LINK = re.compile(r"\]\(\s*([^)\s]+)\s*\)")
 DECISION = re.compile(r"\bADR\s+(\d{4})\b")
 UNKNOWN_SECTION = "\N{SECTION SIGN}"
 """Matches a reference to a section by number. Numbers change, so references must use anchors."""
+OWN = frozenset(TOP.split("|")) - {"alembic"}  # a library has this name
 BUILT = ("control_plane/static/", "web/dist/", "web/node_modules/", "docs/pictures/")
 """Folders of generated files."""
 TEXT = (".py", ".md", ".ts", ".tsx", ".toml", ".cpp", ".css", ".mako", ".ini", "Makefile")
@@ -171,3 +172,38 @@ def test_the_rules_of_the_design_are_numbered_in_order_and_those_that_are_named_
     assert every == list(range(1, len(every) + 1))
     assert len(every) > 50
     assert {int(number) for text in texts for number in re.findall(r"\bR(\d+)\b", text)} == set(every)
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "tests", "examples"])
+def test_every_import_of_the_repositorys_own_code_exists(folder: str) -> None:
+    """No type checker and no test looks into scripts that only a benchmark or a rank starts."""
+    missing = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.module}.{name.name}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in OWN
+        for name in node.names
+        if not has_name(node.module or "", name.name)
+    ]
+    assert missing == []
+
+
+def has_name(module: str, name: str) -> bool:
+    """Return whether a module of this repository defines or imports a name, or is a package with this module."""
+    path = ROOT / module.replace(".", "/")
+    is_part = (path / f"{name}.py").exists() or (path / name).is_dir()
+    files = [path / "__init__.py", path.with_suffix(".py"), path.with_suffix(".pyi")]
+    return is_part or any(name == "*" or name in top_level_names(file) for file in files if file.exists())
+
+
+@cache
+def top_level_names(file: Path) -> frozenset[str]:
+    names = set[str]()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {each.asname or each.name for each in node.names}
+    return frozenset(names)

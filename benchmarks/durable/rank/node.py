@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import json
 import logging
 import os
@@ -35,7 +34,6 @@ from worker.node.priority import AGENT_NICENESS, lead_own_session, work_at
 from worker.provisioning.source import SourceArchives
 from worker.ranks.server import RankServer
 from worker.replication.tcp import PeerListener
-from worker.shm import tmpfs
 from worker.shm.held_files import HeldFiles
 from worker.shm.store import SlotStore
 from worker.storage.object_store import ObjectStore
@@ -47,7 +45,6 @@ SETTLE_SECONDS = 0.5
 BUCKET = "bench"
 STORED = "stored"
 """File with a line per finished upload: step and monotonic time of its end."""
-SPARE_BYTES = 64 * 1024**2
 KEY_BYTES = 32
 
 
@@ -161,8 +158,6 @@ def main(node_id: str, folder: Path, mebibytes: int) -> None:
     work_at(AGENT_NICENESS)
     memory_bytes = mebibytes * 1024**2
     folder.mkdir(mode=0o700)
-    with contextlib.suppress(OSError):
-        tmpfs.mount(folder, memory_bytes + SPARE_BYTES)
     asyncio.run(serve(node_id, folder, memory_bytes))
 
 
