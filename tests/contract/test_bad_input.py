@@ -37,6 +37,7 @@ from schemathesis.specs.openapi.checks import (
 from starlette.routing import Route
 
 from control_plane.api import envelope, peers
+from control_plane.api.caller_threads import OPEN_DOWNLOADS
 from control_plane.api.surface import OPEN_OPERATIONS, is_server_sent, least_roles, make_surface
 from control_plane.db import tokens
 from control_plane.db.tokens import NewToken, Role, TokenKind
@@ -562,7 +563,7 @@ def test_clients_that_never_read_hold_up_nobody_and_are_let_go(service: Service,
     log.setLevel(logging.INFO)
     try:
         with impatient(service, 0.5), contextlib.ExitStack() as stack:
-            deaf = [stack.enter_context(dialled(service, receive_bytes=4096)) for _ in range(20)]
+            deaf = [stack.enter_context(dialled(service, receive_bytes=4096)) for _ in range(OPEN_DOWNLOADS)]
             for line in deaf:
                 line.sendall(head)
             assert http.get("/v1/training-jobs").status_code == 200
