@@ -113,8 +113,6 @@ FURTHER = {
     "kms:CreateKey": [Request("kms:PutKeyPolicy", "*")],
     # https://docs.aws.amazon.com/elasticloadbalancing/latest/userguide/elb-api-permissions.html
     "elasticloadbalancing:CreateLoadBalancer": [Request("ec2:DescribeAccountAttributes", "*")],
-    # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
-    "ec2:CreateVpcEndpoint": [Request("route53:AssociateVPCWithHostedZone", "*")],
     # https://docs.aws.amazon.com/AmazonRDS/latest/UserGuide/rds-secrets-manager.html and Overview.Encryption.Keys.html
     "rds:CreateDBInstance": [
         Request(action, f"arn:aws:kms:{ACCOUNT}:key/1", {"kms:ViaService": ["rds.us-east-1.amazonaws.com"]})
@@ -171,6 +169,9 @@ def requests_of(service: str, method: str, target: str, headers: Mapping[str, st
     action, resource = f"{prefix}:{operation}", _resource(prefix, given)
     context = {"iam:PolicyARN": [given["PolicyArn"]]} if "PolicyArn" in given else {}
     found = [Request(action, resource, context), *FURTHER.get(action, [])]
+    if given.get("PrivateDnsEnabled") == "true":
+        # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
+        found.append(Request("route53:AssociateVPCWithHostedZone", "*"))
     if action in FIRST_USE:
         named = {"iam:AWSServiceName": [FIRST_USE[action]]}
         found.append(Request("iam:CreateServiceLinkedRole", LINKED_ROLES, named))
