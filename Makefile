@@ -23,7 +23,7 @@ DASHBOARD := control_plane/static/index.html
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo check mypy pyright check-terraform fix web wheel docs pictures test test-rest test-durations test-production test-dashboard-stories test-integrations-latest test-security bad-day corruption mutants bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-hostile bench-dashboard bench-durable bench-parity bench-integrations
+.PHONY: help setup lock demo check mypy pyright check-terraform fix web wheel docs pictures test test-rest test-durations test-production test-dashboard-stories test-integrations-latest test-security simulate bad-day corruption mutants bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-hostile bench-dashboard bench-durable bench-parity bench-integrations
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -144,6 +144,9 @@ test-integrations-latest: setup  ## the integrations' tests with the newest vers
 
 test-security: setup  ## every test that replays an attack or shows a promise of docs/security.md
 	@$(PYTEST) -m security
+
+simulate: setup  ## random stories of the control plane and its world, FAULTS (500) acts long; SEED or STORY replays one
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.sim --faults $(or $(FAULTS),500) $(if $(SEED),--seed $(SEED)) $(if $(STORY),--story '$(STORY)')
 
 bad-day: setup  ## a fleet on a bad day, MINUTES long (10 unless said), and what a checker from outside finds; SEED repeats one
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.bad_day --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))

@@ -54,6 +54,7 @@ PACKAGES = {
         "tests/unit/control_plane/accounts",
         "tests/unit/control_plane/loop",
         "tests/properties/control_plane",
+        "tests/sim",
         "tests/golden/test_incidents.py",
     ),
     "worker/core": (

@@ -23,7 +23,7 @@ from benchmarks.dashboard.watching import (
 from tests.dashboard import many as week
 from tests.dashboard.browsing import chromium, open_job, sign_in_unseen, signed_in, watched
 from tests.dashboard.service import Living
-from tests.unit.control_plane.loop.world import World
+from tests.sim.world import World
 
 JOBS, NODES, LINES = 1_000, 256, 100_000
 LOADS, FAULTS = 10, 20

@@ -17,7 +17,7 @@ from control_plane.db.models import JobRow
 from everstep.protocol.ids import Rank
 from everstep.protocol.log_chunks import LogLine
 from tests.dashboard.printed import put_chunk
-from tests.unit.control_plane.loop.world import World
+from tests.sim.world import World
 
 WIDE: Final = "wide"
 SMALL: Final = "small"

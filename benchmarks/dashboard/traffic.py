@@ -23,7 +23,7 @@ from everstep.protocol.ids import Generation, NodeId, RunId, Step
 from everstep.protocol.rank_messages import OWN_METRICS
 from tests.dashboard.browsing import sign_in_unseen, watched
 from tests.dashboard.service import Living
-from tests.unit.control_plane.loop.world import World
+from tests.sim.world import World
 
 METRICS: Final = (*(f"train/{name}" for name in ("loss", "lr", "grad_norm", "tokens")), "eval/loss", "eval/accuracy")
 OWN: Final = tuple(

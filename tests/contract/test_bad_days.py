@@ -44,7 +44,7 @@ from infra.local_cloud.fault_kinds import (
 )
 from infra.local_cloud.faults import Conditions
 from infra.local_cloud.processes import identify
-from tests.unit.control_plane.loop.world import FLEET, World
+from tests.sim.world import FLEET, World
 from tests.unit.local_cloud.served import QUICK, ServedAws, eventually, served_aws
 
 Event = dict[str, Any]

@@ -34,7 +34,7 @@ from control_plane.api.schemas.common import Shape
 from control_plane.certificates import FleetAuthorities
 from control_plane.db.tokens import Role, TokenRecord
 from control_plane.loop.event_feed import EventFeed
-from tests.unit.control_plane.loop.world import BUCKET, START, World
+from tests.sim.world import BUCKET, START, World
 
 Answers = dict[str, Any]
 """Answers as JSON, by `GET` and the path of the request without its query.

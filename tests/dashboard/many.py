@@ -28,8 +28,8 @@ from everstep.protocol.ids import Generation as Number
 from everstep.protocol.ids import JobName, NodeId, Rank, RunId
 from everstep.protocol.plan import PlanNode, RankPlan
 from tests.dashboard.service import Living
+from tests.sim.world import FLEET, World
 from tests.unit.control_plane.db.test_jobs import plan
-from tests.unit.control_plane.loop.world import FLEET, World
 
 JOBS, NODES, EVENTS, INCIDENTS = 500, 256, 20_000, 300
 WIDE: Final = "wide"

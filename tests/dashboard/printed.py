@@ -16,7 +16,7 @@ from control_plane.db import jobs
 from everstep.protocol.ids import NO_RANK, NodeId, Rank
 from everstep.protocol.log_chunks import ChunkHead, ChunkName, LogLine, encode_head, encode_lines
 from everstep.protocol.plan import ObjectReference
-from tests.unit.control_plane.loop.world import BUCKET, World
+from tests.sim.world import BUCKET, World
 
 EVERY_STEPS: Final = 10
 LOST_LINES: Final = 2

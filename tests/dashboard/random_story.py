@@ -33,7 +33,7 @@ from everstep.protocol.ids import Generation, RunId, Step
 from everstep.protocol.rank_messages import OWN_METRICS
 from tests.dashboard.answers import Answers, answers
 from tests.dashboard.printed import print_run
-from tests.unit.control_plane.loop.world import FLEET, Agent, World
+from tests.sim.world import FLEET, Agent, World
 
 MOMENTS: Final = 2
 """Number of times at which one random story records the answers of the API (moments)."""

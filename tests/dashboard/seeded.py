@@ -22,7 +22,7 @@ from everstep.protocol.agent_messages import ExitClass, MemberPhase, MetricBatch
 from everstep.protocol.ids import Generation, Rank, RunId, Step
 from everstep.protocol.rank_messages import OWN_METRICS
 from tests.dashboard.printed import print_run
-from tests.unit.control_plane.loop.world import Agent, World
+from tests.sim.world import Agent, World
 
 FINE_SECONDS = 0.5
 MOST_SECONDS = 6.0

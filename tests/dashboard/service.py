@@ -29,7 +29,7 @@ from tests.dashboard.replay import Replay
 from tests.dashboard.seeded import Story
 from tests.fakes.cloud import FakeOperator, MemoryObjectStore
 from tests.ports import ReservedPort
-from tests.unit.control_plane.loop.world import BUCKET, InTurn, World
+from tests.sim.world import BUCKET, InTurn, World
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.dashboard.random_story import Moment, RandomStory
-from tests.unit.control_plane.loop.world import InTurn
+from tests.sim.world import InTurn
 
 WEB: Final = Path(__file__).resolve().parents[2] / "web"
 BATCH: Final = 50

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from tests.dashboard.browsing import PHONE, open_job, sentence, signed_in
 from tests.dashboard.service import Seeded, Served
 from tests.dashboard.test_accessibility import is_clean
-from tests.unit.control_plane.loop.world import World
+from tests.sim.world import World
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

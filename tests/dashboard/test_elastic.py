@@ -13,8 +13,8 @@ from control_plane.core.states import JobState
 from tests.dashboard.browsing import open_job, signed_in, verdict
 from tests.dashboard.conftest import client_of
 from tests.dashboard.service import Living
+from tests.sim.world import World
 from tests.unit.control_plane.loop.test_elastic_jobs import asked_to_stop, small
-from tests.unit.control_plane.loop.world import World
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 NODES = 4

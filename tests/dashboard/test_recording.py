@@ -34,7 +34,7 @@ from tests.dashboard.record import STORIES
 from tests.dashboard.recording import FOLDER, Recording, RecordingStale, every, load, read, rows_of, write
 from tests.dashboard.shuffle import Deal, deal, shuffled
 from tests.fakes.cloud import MemoryObjectStore
-from tests.unit.control_plane.loop.world import BUCKET, World
+from tests.sim.world import BUCKET, World
 
 SEEDS = st.integers(0, 2**32)
 RULED = re.compile(

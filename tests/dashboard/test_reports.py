@@ -16,7 +16,7 @@ from everstep.cli.report_rows import RowKind, as_csv, rows
 from everstep.protocol.plan import ObjectReference
 from tests.dashboard.browsing import signed_in
 from tests.dashboard.service import Seeded, Served
-from tests.unit.control_plane.loop.world import BUCKET
+from tests.sim.world import BUCKET
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 WEEK = {"StartTime": "2026-02-28T00:00:00Z", "EndTime": "2026-03-03T00:00:00Z", "MaxJobs": 20}

@@ -99,6 +99,12 @@ class FakeOperator:
         """
         self.images: dict[str, datetime] = {IMAGE: EPOCH}
         """Creation times of the images that exist."""
+        self.omitted: set[NodeId] = set()
+        """Instances that AWS's answers omit although they exist."""
+        self.reported_ended: set[NodeId] = set()
+        """Instances that AWS reports as terminated although they run."""
+        self.listed_twice: set[NodeId] = set()
+        """Members that the description of their group contains twice."""
         self._launched = 0
         self.tagging_error: CloudError | None = None
         """Error of each call of `set_work_tags`."""
@@ -174,6 +180,11 @@ class FakeOperator:
             self._begin_termination(group, instance_id)
             self._reconcile()
 
+    def running(self, name: str) -> set[NodeId]:
+        """Return the running instances of a group, whatever AWS answers about them."""
+        with self._lock:
+            return {id for id in self._groups[name].members if self._instances[id].state is Ec2State.RUNNING}
+
     def put_in_block(self, instance_id: NodeId, reservation: str) -> None:
         """Assign an instance to a capacity block."""
         with self._lock:
@@ -191,7 +202,13 @@ class FakeOperator:
         with self._lock:
             self._maybe_fail()
             group = self._group(name)
-            return replace(group.state, members=tuple(member.state for member in group.members.values()))
+            members = [
+                member.state
+                for id, member in group.members.items()
+                if id not in self.omitted
+                for _ in range(1 + (id in self.listed_twice))
+            ]
+            return replace(group.state, members=tuple(members))
 
     def list_groups(self, names: Collection[str]) -> Mapping[str, GroupState]:
         """Return groups by name, with the fields that `complete_group` would add (see `CloudOperator.list_groups`)."""
@@ -218,10 +235,10 @@ class FakeOperator:
         """Return the state of every given instance (see `CloudOperator.describe_instances`)."""
         with self._lock:
             self._maybe_fail()
-            return {
-                id: self._instances.get(id) or InstanceState(instance_id=id, state=Ec2State.ABSENT)
-                for id in instance_ids
-            }
+            absent = {id: InstanceState(instance_id=id, state=Ec2State.ABSENT) for id in instance_ids}
+            known = {id: self._instances.get(id, absent[id]) for id in instance_ids if id not in self.omitted}
+            ended = {id: replace(known[id], state=Ec2State.TERMINATED) for id in self.reported_ended & known.keys()}
+            return absent | known | ended
 
     def set_desired(self, name: str, desired_count: int) -> None:
         """Set a group's desired capacity (see `CloudOperator.set_desired`)."""

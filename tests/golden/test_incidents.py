@@ -1,7 +1,7 @@
 """Golden scripts that read like incident reports: events of a job and the reactions of the control plane.
 
 A script contains an explanation and a drawing (`#`), commands, `----`, and the messages and records of the control
-plane. The scripts run in the simulated cluster of `tests/unit/control_plane/loop/world.py`, with real loops and
+plane. The scripts run in the simulated cluster of `tests/sim/world.py`, with real loops and
 decisions and virtual time. After an intended change, rewrite the scripts with EVERSTEP_UPDATE_GOLDEN=1 and review the
 difference.
 """
@@ -42,7 +42,7 @@ from everstep.protocol.agent_messages import (
     TakeStacks,
 )
 from everstep.protocol.ids import NodeId
-from tests.unit.control_plane.loop.world import START, Agent, InTurn, World
+from tests.sim.world import START, Agent, InTurn, World
 
 SCRIPTS = sorted((Path(__file__).parent / "incidents").glob("*.txt"))
 MARK = "----\n"

@@ -24,7 +24,6 @@ import configparser
 import contextlib
 import fcntl
 import hashlib
-import importlib.util
 import logging
 import os
 import re
@@ -261,7 +260,7 @@ def read_requirements(order: InstallationOrder) -> bytes:
         raise RequirementsRefused(
             f"{order.requirements} names {variable[0]}, but pip receives no variables of the job: write the value"
         )
-    if importlib.util.find_spec("pip") is None:
+    if not any(metadata.distributions(name="pip")):
         raise RequirementsRefused(f"{order.requirements} cannot be installed: {sys.executable} has no pip")
     return data
 

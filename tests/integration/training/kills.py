@@ -44,9 +44,13 @@ def check(
     commits: int,
     script: str = "trainer_scripts",
     compared: tuple[str, ...] = ("step", "epoch", "history", "draws"),
+    epoch_steps: int = 0,
     **options: Any,
 ) -> None:
-    """Kill all ranks after some commits, resume them, and compare with an undisturbed run."""
+    """Kill all ranks after some commits, resume them, and compare with an undisturbed run.
+
+    With `epoch_steps`, the compared runs do not end with an epoch of so many steps.
+    """
     with FakeAgent(directory, world, first=3, lead=1, commit_target=commits) as first:
         ranks = launch(parent, world, directory, 1_000, options, first, script)
         try:
@@ -57,7 +61,7 @@ def check(
         assert codes == [-signal.SIGKILL] * world, "the kill found running ranks"
         finished = max(half.boundary for half in halves(first))
         assert finished >= first.committed >= commits, "training had passed the committed step"
-    check_resumed(parent, directory, first, options, script, compared)
+    check_resumed(parent, directory, first, options, script, compared, epoch_steps)
 
 
 def check_resumed(
@@ -67,12 +71,14 @@ def check_resumed(
     options: dict[str, Any],
     script: str = "trainer_scripts",
     compared: tuple[str, ...] = ("step", "epoch", "history", "draws"),
+    epoch_steps: int = 0,
 ) -> None:
     """Resume the newest step that the first agent has committed, and compare with an undisturbed run."""
     world = len(first.lines)
     base = first.committed
     slots = {rank: first.sealed[rank, base] for rank in range(world)}
     until = base + MORE_STEPS
+    until += bool(epoch_steps) and until % epoch_steps == 0
     with FakeAgent(directory, world, 2, base_step=base, base_slots=slots, commit_target=0) as second:
         resumed = launch(parent, world, directory, until, options, second, script).results()
     undisturbed = launch(parent, world, directory, until, options, script=script).results()

@@ -5,6 +5,7 @@ Its result equals the undisturbed run bit for bit.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from everstep.protocol.rank_messages import Abandoned
 from tests.integration.training.conftest import Scenarios
 from tests.integration.training.fake_agent import FakeAgent
+from worker.ranks.environment import node_environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -217,9 +219,16 @@ def test_parameters_that_no_group_holds_under_zero(scenarios: Scenarios, tmp_pat
 @pytest.mark.long
 @pytest.mark.timeout(600)  # DeepSpeed compiles the optimizer when a test first uses it
 @pytest.mark.parametrize("stage", [2, 3])
-def test_zero_with_the_optimizer_in_host_memory(scenarios: Scenarios, tmp_path: Path, stage: int) -> None:
+def test_zero_with_the_optimizer_in_host_memory(
+    scenarios: Scenarios, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: int
+) -> None:
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
+    # Compile it where the ranks look for it, and with their ninja: another version would compile it again, which takes
+    # longer than the test waits for the ranks.
+    environment = node_environment(os.environ, "")
+    for name in ("TORCH_EXTENSIONS_DIR", "PATH"):
+        monkeypatch.setenv(name, environment[name])
     CPUAdamBuilder().load()
     check(scenarios, tmp_path, "zero", 2, stage=stage, offload=True)
 

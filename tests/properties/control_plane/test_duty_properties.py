@@ -16,7 +16,7 @@ from everstep.cli.jobs import _facts
 from everstep.cli.progress import line_of
 from tests.dashboard.answers import Answers
 from tests.dashboard.random_story import RandomStory
-from tests.unit.control_plane.loop.world import InTurn
+from tests.sim.world import InTurn
 
 STORIES = 6
 PRESSING = (Urgency.NOW, Urgency.LATER)

@@ -99,3 +99,21 @@ def test_a_replacement_changes_the_fewest_shards(shape: tuple[int, int], data: s
         assert changed(after) == min(
             changed(other) for other in arrangements(count, copies) if exposed(other, domains) == 0
         )
+
+
+@given(st.integers(1, 40), st.data())
+def test_every_placement_spreads_every_shard(count: int, data: st.DataObject) -> None:
+    copies = data.draw(st.integers(1, count))
+    nodes = [NodeId(f"n{i}") for i in range(count)]
+    domains = {node: f"d{data.draw(st.integers(0, 3))}" for node in nodes if data.draw(st.booleans())}
+    planned = placement.plan(nodes, copies, domains)
+    assert set(planned.holders) == set(nodes)
+    assert sorted(node for group in planned.groups for node in group) == sorted(nodes)
+    load = dict.fromkeys(nodes, 0)
+    for owner, holders in planned.holders.items():
+        assert holders[0] == owner
+        assert len(holders) == len(set(holders)) == copies
+        for holder in holders:
+            load[holder] += 1
+    assert set(load.values()) == {copies}, "some node holds more than its share"
+    assert all(copies <= len(group) < 2 * copies for group in planned.groups)

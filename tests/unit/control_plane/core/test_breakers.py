@@ -17,7 +17,7 @@ from control_plane.core.observed.incidents import FailureRecord
 from control_plane.core.observed.jobs import Trial
 from everstep.protocol.agent_messages import ExitClass
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
-from tests.properties.control_plane.simulated import spec_of
+from tests.unit.control_plane.core.cluster import spec_of
 
 SPEC = replace(spec_of("gpt", "a", 4, 2), max_attempts=3)
 

@@ -16,7 +16,7 @@ from everstep.protocol.agent_messages import RunningUpload
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.manifest import SharedObject, decode_manifest, encode_manifest
 from everstep.protocol.plan import ObjectReference
-from tests.properties.control_plane.simulated import SimulatedJob, Simulation, fresh
+from tests.unit.control_plane.core.cluster import SimulatedJob, Simulation, fresh
 
 
 def uploaded() -> tuple[Simulation, SimulatedJob]:

@@ -15,7 +15,7 @@ from control_plane.core.states import IncidentState, JobState
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import MemberPhase, MemberReport, ShardProtection
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
-from tests.properties.control_plane.simulated import spec_of
+from tests.unit.control_plane.core.cluster import spec_of
 from tests.unit.worker.rank_plans import rank_plan
 
 TIMEOUTS = ladder(3.0)

@@ -29,7 +29,7 @@ from everstep.protocol.agent_messages import (
 )
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Relayout
-from tests.properties.control_plane.simulated import POLICY, fresh, spec_of
+from tests.unit.control_plane.core.cluster import POLICY, fresh, spec_of
 
 RUN = RunId("a" * 32)
 

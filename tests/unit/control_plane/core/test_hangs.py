@@ -22,7 +22,7 @@ from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, RankExit, RankStacks, RankStatus
 from everstep.protocol.ids import NO_STEP, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan
-from tests.properties.control_plane.simulated import fresh, spec_of
+from tests.unit.control_plane.core.cluster import fresh, spec_of
 
 TIMEOUTS = ladder(3.0)
 PACE = Pace(world_size=4, longest={"train": 2.0, "eval": 40.0, "start": 5.0, "first_step": 9.0})

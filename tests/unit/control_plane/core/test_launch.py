@@ -32,7 +32,7 @@ from everstep.protocol.agent_messages import (
     ShardProtection,
 )
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId, Step
-from tests.properties.control_plane.simulated import spec_of
+from tests.unit.control_plane.core.cluster import spec_of
 from tests.unit.worker.rank_plans import rank_plan
 
 SPEC = spec_of("gpt", "a", 4, 2)

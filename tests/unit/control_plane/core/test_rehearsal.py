@@ -21,7 +21,7 @@ from everstep.protocol.ids import NO_STEP, Generation, NodeId, Rank, Step
 from everstep.protocol.plan import CHECK_VARIABLE
 from everstep.protocol.rank_messages import StopState
 from everstep.protocol.rehearsals import RehearsalVerdict, Rehearsed, ReplayDifference
-from tests.properties.control_plane.simulated import spec_of
+from tests.unit.control_plane.core.cluster import spec_of
 from tests.unit.worker.rank_plans import RUN, rank_plan
 
 START, NOW, GENERATION = 1_000.0, 1_100.0, Generation(1)

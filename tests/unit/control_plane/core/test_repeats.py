@@ -26,7 +26,7 @@ from control_plane.core.states import JobState
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import Obstacle
 from everstep.protocol.ids import FIRST_STEP, NO_STEP, Generation, NodeId, Step
-from tests.properties.control_plane.simulated import spec_of
+from tests.unit.control_plane.core.cluster import spec_of
 from tests.unit.worker.rank_plans import RUN, rank_plan
 
 NOW = 10_000.0

@@ -39,7 +39,7 @@ from everstep.protocol.agent_messages import (
 )
 from everstep.protocol.ids import FIRST_STEP, NO_STEP, Generation, NodeId, Rank, Step
 from everstep.protocol.options import KeptOption
-from tests.properties.control_plane.simulated import spec_of
+from tests.unit.control_plane.core.cluster import spec_of
 from tests.unit.worker.rank_plans import RUN, rank_plan
 
 NOW = 10_000.0

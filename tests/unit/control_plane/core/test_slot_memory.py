@@ -9,7 +9,7 @@ import pytest
 from control_plane.core import slot_memory
 from control_plane.core.observed.specs import JobSpec
 from everstep.protocol.slot import CHUNK_BYTES
-from tests.properties.control_plane.simulated import spec_of
+from tests.unit.control_plane.core.cluster import spec_of
 
 COPIES = replace(spec_of("gpt", "a", 4, 2), ranks_per_node=3, third_slot=True)
 PARITY = replace(COPIES, copies=1, parity_group_size=4)

@@ -21,7 +21,7 @@ from control_plane.core.timeouts import GANG_PATIENCE_SECONDS, ladder
 from control_plane.core.verification import Blocked
 from everstep.protocol.agent_messages import Obstacle
 from everstep.protocol.ids import FleetName, Generation, NodeId, Step
-from tests.properties.control_plane.simulated import spec_of
+from tests.unit.control_plane.core.cluster import spec_of
 
 POLICY = Policy(timeouts=ladder(3.0))
 SPEC = spec_of("gpt", "a", 2, 2)

@@ -13,7 +13,7 @@ from everstep.protocol.agent_messages import MemberPhase, MemberReport, NodeFaul
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.manifest import ManifestShard
 from everstep.protocol.plan import GenerationPlan
-from tests.properties.control_plane.simulated import fresh
+from tests.unit.control_plane.core.cluster import fresh
 from tests.unit.control_plane.core.test_faults import failed_load
 
 A, B = NodeId("i-a"), NodeId("i-b")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.control_plane.loop.world import InTurn, World
+from tests.sim.world import InTurn, World
 
 
 @pytest.fixture(autouse=True)

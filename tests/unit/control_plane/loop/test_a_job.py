@@ -20,7 +20,7 @@ from control_plane.loop import disposition
 from everstep.protocol.agent_messages import ExitClass, Prepare
 from everstep.protocol.ids import Generation
 from tests.postgresql import BOTH_ENGINES
-from tests.unit.control_plane.loop.world import GROUP, World, evidence_of
+from tests.sim.world import GROUP, World, evidence_of
 
 pytestmark = pytest.mark.parametrize("engine", BOTH_ENGINES)
 

@@ -14,7 +14,7 @@ from control_plane.db.leases import Lease
 from control_plane.loop.decision_store import DecisionStore
 from control_plane.loop.observer import StoredJob
 from everstep.protocol.ids import FleetName
-from tests.unit.control_plane.loop.world import FLEET, World
+from tests.sim.world import FLEET, World
 
 OTHER = FleetName("other")
 ZONES = {FLEET: "us-east-1a", OTHER: "us-east-1b"}

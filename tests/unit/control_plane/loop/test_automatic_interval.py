@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sim.world import World
 from tests.unit.control_plane.loop.training import TICK_SECONDS, Training
-from tests.unit.control_plane.loop.world import World
 
 
 @pytest.mark.parametrize("slowed", [1.25, 2.0])

@@ -10,7 +10,7 @@ from control_plane.db import automation
 from control_plane.db.automation import PauseRecord
 from control_plane.loop.checkpoint_keeper import CheckpointKeeper
 from control_plane.loop.orphan_keeper import OrphanKeeper
-from tests.unit.control_plane.loop.world import World
+from tests.sim.world import World
 
 WORDS = "ann paused all automatic actions: AWS has an incident"
 

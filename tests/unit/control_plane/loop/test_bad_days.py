@@ -46,7 +46,7 @@ from everstep.protocol.agent_messages import (
 from everstep.protocol.ids import FleetName, Generation, NodeId, Rank, Step
 from everstep.protocol.plan import CHECK_VARIABLE, GenerationPlan
 from tests.postgresql import BOTH_ENGINES, PostgreSql
-from tests.unit.control_plane.loop.world import FLEET, GROUP, Agent, World, evidence_of
+from tests.sim.world import FLEET, GROUP, Agent, World, evidence_of
 
 
 def hello_of(agent: Agent) -> Hello:

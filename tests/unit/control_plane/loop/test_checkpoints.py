@@ -16,7 +16,7 @@ from control_plane.db.leases import Leaser
 from everstep.protocol.agent_messages import FaultCode, MemberPhase, NoticeKind, TakeCheckpoint
 from everstep.protocol.manifest import SharedObject
 from everstep.protocol.plan import ObjectReference
-from tests.unit.control_plane.loop.world import BUCKET, Agent, World
+from tests.sim.world import BUCKET, Agent, World
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from control_plane.loop.memos import capacity_wait_of
 from control_plane.loop.runner import Runner
 from everstep.protocol.ids import FleetName, NodeId
 from tests.fakes.cloud import EPOCH, IMAGE
-from tests.unit.control_plane.loop.world import FLEET, GROUP, START, World
+from tests.sim.world import FLEET, GROUP, START, World
 
 FACTS = ServerFacts(
     version="1",

@@ -13,7 +13,7 @@ from control_plane.db.models import JobRow
 from control_plane.db.session import Database
 from control_plane.db_commands import restore
 from everstep.protocol.agent_messages import ExitClass, Load, MemberPhase, Prepare
-from tests.unit.control_plane.loop.world import World
+from tests.sim.world import World
 
 
 async def moved_on(world: World) -> None:

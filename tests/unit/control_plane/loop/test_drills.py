@@ -14,7 +14,7 @@ from control_plane.db import drills, implications
 from control_plane.db.drills import DrillRecord, NewDrill
 from everstep.protocol.agent_messages import KillForDrill
 from everstep.protocol.ids import NodeId
-from tests.unit.control_plane.loop.world import FLEET, World, evidence_of
+from tests.sim.world import FLEET, World, evidence_of
 
 
 def ask(world: World, kind: str, node_id: NodeId, rank: int | None = None) -> DrillRecord:

@@ -15,7 +15,7 @@ from control_plane.core.states import JobState, NodeState
 from control_plane.db import implications, jobs, nodes, revisions
 from control_plane.db.revisions import Change
 from everstep.protocol.ids import NodeId
-from tests.unit.control_plane.loop.world import FLEET, World, evidence_of
+from tests.sim.world import FLEET, World, evidence_of
 
 
 async def small(world: World, *, nodes: int = 4, least: int = 2, **changes: object) -> None:

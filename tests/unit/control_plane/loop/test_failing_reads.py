@@ -37,9 +37,9 @@ from control_plane.loop import (
 from control_plane.loop.runner import Runner
 from everstep.protocol.agent_messages import UploadedShard
 from everstep.protocol.plan import ObjectReference
+from tests.sim.world import BUCKET, World
 from tests.unit.control_plane.api.test_results import tiny_shard
 from tests.unit.control_plane.api.test_unreadable_store import all_errors
-from tests.unit.control_plane.loop.world import BUCKET, World
 
 PROTOCOLS = (CloudOperator, ServiceStore, EventQueue)
 METHODS = [

@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from control_plane.core.full_disk import QUIET_SECONDS
 from control_plane.core.states import JobState
-from tests.unit.control_plane.loop.world import World
+from tests.sim.world import World
 
 
 @pytest.mark.parametrize(("words", "state"), [("database or disk is full", None), ("could not extend file", "53100")])

@@ -14,7 +14,7 @@ from control_plane.core import hangs
 from control_plane.core.states import JobState
 from control_plane.db import events, jobs
 from everstep.protocol.agent_messages import TakeStacks
-from tests.unit.control_plane.loop.world import World
+from tests.sim.world import World
 
 
 async def test_a_hang_is_found_across_a_restart_and_its_time_adds_up(world: World) -> None:

@@ -11,7 +11,7 @@ from control_plane.core.verification import CheckpointVerdict, Damage, DamageKin
 from control_plane.db import checkpoints, jobs
 from everstep.protocol.agent_messages import FaultCode, NodeFault
 from everstep.protocol.ids import Rank
-from tests.unit.control_plane.loop.world import World
+from tests.sim.world import World
 
 
 @pytest.fixture

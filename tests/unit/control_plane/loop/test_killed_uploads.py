@@ -20,7 +20,7 @@ from control_plane.loop import records
 from everstep.protocol.agent_messages import RunningUpload
 from everstep.protocol.ids import Rank, Step
 from everstep.protocol.plan import ObjectReference
-from tests.unit.control_plane.loop.world import World
+from tests.sim.world import World
 
 NODES = 4
 

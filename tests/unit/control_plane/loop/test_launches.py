@@ -9,7 +9,7 @@ from control_plane.cloud.operator import Launched
 from control_plane.core.states import NodeState
 from control_plane.db import intents
 from control_plane.db.models import IntentRow
-from tests.unit.control_plane.loop.world import GROUP, World
+from tests.sim.world import GROUP, World
 
 
 def are_spares(world: World, count: int) -> bool:

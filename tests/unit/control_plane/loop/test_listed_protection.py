@@ -16,7 +16,7 @@ from everstep.protocol.agent_messages import ShardProtection
 from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.limits import MAX_HOLDERS
 from everstep.protocol.rank_messages import UnkeptCause
-from tests.unit.control_plane.loop.world import World
+from tests.sim.world import World
 
 
 def described(world: World) -> DescribeProtectionResponse:

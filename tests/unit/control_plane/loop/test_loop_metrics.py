@@ -13,7 +13,7 @@ from control_plane.core.states import JobState
 from control_plane.db.leases import Leaser
 from control_plane.loop.loop_metrics import PHASES, LoopMetrics
 from everstep.protocol.ids import RunId
-from tests.unit.control_plane.loop.world import FLEET, World
+from tests.sim.world import FLEET, World
 
 
 class Scrape:

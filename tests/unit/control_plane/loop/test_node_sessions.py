@@ -8,7 +8,7 @@ from control_plane.core.states import NodeState
 from control_plane.db import fleets, tokens
 from control_plane.db.tokens import NewToken, Role, TokenKind
 from everstep.protocol.ids import NodeId
-from tests.unit.control_plane.loop.world import World
+from tests.sim.world import World
 
 pytestmark = pytest.mark.security
 

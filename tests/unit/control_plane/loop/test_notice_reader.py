@@ -19,9 +19,9 @@ from control_plane.db.notices import NoticeRecord
 from control_plane.loop import notice_reader
 from control_plane.loop.cloud_watch import CloudWatch
 from control_plane.loop.notice_reader import MAX_DELIVERIES, NoticeReader
+from tests.sim.world import FLEET, START, World, evidence_of
 from tests.unit.control_plane.cloud import aws_events
 from tests.unit.control_plane.loop.test_repeating import Pauses
-from tests.unit.control_plane.loop.world import FLEET, START, World, evidence_of
 
 
 class Queue:

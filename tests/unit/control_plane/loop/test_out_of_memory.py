@@ -10,7 +10,7 @@ import pytest
 from control_plane.core.states import JobState
 from control_plane.db import implications
 from everstep.protocol.agent_messages import ExitClass, MemoryEnd, MemoryKind, MemorySource
-from tests.unit.control_plane.loop.world import World, evidence_of
+from tests.sim.world import World, evidence_of
 
 GIB = 1 << 30
 END = MemoryEnd(

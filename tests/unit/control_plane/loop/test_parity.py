@@ -10,7 +10,7 @@ from control_plane.core.states import JobState
 from control_plane.db import implications, protection
 from control_plane.loop import disposition
 from everstep.protocol.parity import is_share, share_owner
-from tests.unit.control_plane.loop.world import World
+from tests.sim.world import World
 
 
 def described(world: World) -> tuple[str, str, list[float]]:

@@ -14,8 +14,8 @@ from control_plane.db import jobs
 from control_plane.db.errors import Conflict
 from control_plane.loop import records
 from everstep.protocol.agent_messages import FaultCode, MemberPhase, NodeFault
+from tests.sim.world import World
 from tests.unit.control_plane.loop.test_queue import after, stands, watched
-from tests.unit.control_plane.loop.world import World
 
 
 @pytest.fixture

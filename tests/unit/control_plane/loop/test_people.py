@@ -23,7 +23,7 @@ from control_plane.db.models import FleetRow
 from control_plane.loop import records
 from everstep.protocol.agent_messages import HaltRanks, NodeFault, StopTraining
 from everstep.protocol.ids import Generation, NodeId
-from tests.unit.control_plane.loop.world import World, evidence_of
+from tests.sim.world import World, evidence_of
 
 
 def ask(world: World, request: NodeRequest, node_id: NodeId) -> None:

@@ -13,7 +13,7 @@ from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import GANG_PATIENCE_SECONDS
 from control_plane.db import jobs, quotas
 from everstep.protocol.agent_messages import ExitClass
-from tests.unit.control_plane.loop.world import World, evidence_of
+from tests.sim.world import World, evidence_of
 
 
 @pytest.fixture

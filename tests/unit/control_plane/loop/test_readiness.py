@@ -13,7 +13,7 @@ from control_plane.core.timeouts import grace_seconds
 from control_plane.loop.loop_metrics import Loop
 from control_plane.loop.readiness import Readiness
 from control_plane.loop.runner import Runner
-from tests.unit.control_plane.loop.world import World
+from tests.sim.world import World
 
 
 class Clock:

@@ -22,7 +22,7 @@ from everstep.protocol.agent_messages import ExitClass
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.limits import MAX_STEP
 from everstep.protocol.plan import InputChannel, ObjectReference
-from tests.unit.control_plane.loop.world import World
+from tests.sim.world import World
 
 
 @pytest.mark.covers("CreateTrainingJob.Secrets", "CreateTrainingJob.RoleArn", "CreateTrainingJob.Requirements")

@@ -6,7 +6,7 @@ import pytest
 
 from control_plane.cloud.errors import AccessDenied, CloudError, Throttled
 from control_plane.core.states import JobState, NodeState
-from tests.unit.control_plane.loop.world import World
+from tests.sim.world import World
 
 REFUSALS = [
     Throttled("DescribeAutoScalingGroups: Rate exceeded", code="Throttling"),

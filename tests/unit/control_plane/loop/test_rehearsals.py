@@ -26,7 +26,7 @@ from control_plane.loop.observer import StoredJob
 from everstep.protocol.agent_messages import FaultCode, NodeFault, Rehearse
 from everstep.protocol.plan import CHECK_VARIABLE
 from everstep.protocol.rehearsals import RehearsalVerdict
-from tests.unit.control_plane.loop.world import World
+from tests.sim.world import World
 
 PROVEN, UNPROVEN, DIFFERS, UNSTABLE, REFUSED = RehearsalVerdict
 

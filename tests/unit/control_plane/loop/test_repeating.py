@@ -12,7 +12,7 @@ import pytest
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.loop import repeating, runner
 from control_plane.loop.repeating import pause, repeat
-from tests.unit.control_plane.loop.world import World
+from tests.sim.world import World
 
 FOREVER = 3_600.0
 """Seconds of a pause that is longer than any test may run."""

@@ -15,7 +15,7 @@ from control_plane.core.states import JobState, NodeState
 from control_plane.db import jobs
 from control_plane.loop import memos, records
 from everstep.protocol.plan import ObjectReference
-from tests.unit.control_plane.loop.world import BUCKET, World
+from tests.sim.world import BUCKET, World
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from control_plane.db import fleets
 from control_plane.db import reports as db_reports
 from control_plane.db.reports import ReportFilter
 from tests.postgresql import BOTH_ENGINES
-from tests.unit.control_plane.loop.world import START, World
+from tests.sim.world import START, World
 
 pytestmark = pytest.mark.parametrize("engine", BOTH_ENGINES)
 

@@ -10,7 +10,7 @@ import pytest
 from control_plane.core.states import JobState
 from control_plane.db import jobs, revisions
 from control_plane.db.revisions import Change
-from tests.unit.control_plane.loop.world import World, evidence_of
+from tests.sim.world import World, evidence_of
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from control_plane.loop.fleet_rows import FleetRows, SharedRows
 from control_plane.loop.job_loop import PASS_LIMIT
 from control_plane.loop.observer import Observer, StoredJob
 from everstep.protocol.ids import FleetName, RunId
-from tests.unit.control_plane.loop.world import FLEET, World
+from tests.sim.world import FLEET, World
 
 
 class Gate:

@@ -11,7 +11,7 @@ from control_plane.core.states import JobState, NodeState
 from control_plane.db import jobs
 from control_plane.loop.memos import store_wait_of
 from everstep.protocol.agent_messages import FaultCode, MemberPhase, Obstacle
-from tests.unit.control_plane.loop.world import World
+from tests.sim.world import World
 
 
 @pytest.fixture

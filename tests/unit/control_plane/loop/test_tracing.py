@@ -14,7 +14,7 @@ from control_plane.core.states import JobState
 from control_plane.loop.runner import Runner
 from control_plane.tracing import Tracer, TracingUnavailable, otlp_tracer
 from everstep.protocol.agent_messages import NodeFault
-from tests.unit.control_plane.loop.world import World
+from tests.sim.world import World
 
 
 def recording() -> tuple[Tracer, InMemorySpanExporter]:

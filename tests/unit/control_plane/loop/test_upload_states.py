@@ -33,8 +33,8 @@ from control_plane.loop.orphan_keeper import OrphanKeeper
 from control_plane.loop.verifier import Verifier
 from everstep.protocol.ids import NodeId, Rank
 from tests.fakes.s3_client import Request
+from tests.sim.world import World
 from tests.unit.control_plane.loop.uploading import CONTROL_PLANE, NODES, Cluster, Killed
-from tests.unit.control_plane.loop.world import World
 
 FIRST, SECOND, THIRD = 3, 5, 6
 

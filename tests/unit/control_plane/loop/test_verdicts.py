@@ -19,7 +19,7 @@ from control_plane.loop.runner import Runner
 from everstep.protocol.agent_messages import Hello, KeepEvidence, NodeFault
 from everstep.protocol.ids import FleetName, NodeId
 from everstep.protocol.plan import ObjectReference
-from tests.unit.control_plane.loop.world import BUCKET, World
+from tests.sim.world import BUCKET, World
 
 
 async def test_a_lost_agent_is_judged_within_detection_seconds_and_one(world: World) -> None:

@@ -25,7 +25,7 @@ from everstep.protocol.plan import GenerationPlan
 from everstep.protocol.rounds import Announcement
 from everstep.protocol.slot import SlotState
 from tests.fakes.s3_client import MemoryS3, MemoryS3Client, refusal
-from tests.unit.control_plane.loop.world import BUCKET, World
+from tests.sim.world import BUCKET, World
 from tests.unit.worker.member.lines import Line
 from tests.unit.worker.storage.slots import Tensors, header_of, payload_of
 from worker.core.rounds import NONE

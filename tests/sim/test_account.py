@@ -8,17 +8,19 @@ control plane.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from control_plane.core import accounting, states
+from control_plane.core import states
 from control_plane.core.observed.spans import Bucket
 from control_plane.core.states import ENDED_JOBS, JobState, SecondaryStatus
-from everstep.protocol.agent_messages import MemberPhase
-from everstep.protocol.ids import Generation
-from tests.properties.control_plane.simulated import SimulatedJob, Simulation
+from control_plane.db.jobs import SavedJob
+from tests.sim.acts import KINDS
+from tests.sim.simulation import Simulation, tell
+from tests.sim.story import Act, JobShape, Story
 
 SECONDS_PER_FAULT = 6.0
 """Largest error of the ledger per fault, in seconds.
@@ -45,63 +47,60 @@ class Launch:
     stopped_at: float | None = None
 
 
-class Stamped(Simulation):
-    """A simulation whose ranks complete one step per second and stamp each step in the middle of its second."""
+class Stamped:
+    """A simulated job whose ranks complete one step per second and stamp each step in the middle of its second."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.jobs = self.jobs[:1]
-        self.launches: dict[Generation, Launch] = {}
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        simulation.is_idle = True
+        self.launches: dict[int, Launch] = {}
 
     @property
-    def job(self) -> SimulatedJob:
-        return self.jobs[0]
+    def job(self) -> SavedJob:
+        return self.simulation.jobs()[0]
 
-    def second(self, *, is_stepping: bool = False) -> None:
-        if (
-            is_stepping
-            and (plan := self.job.plan) is not None
-            and (team := self.running(self.job))
-            and not any(agent.exits for agent in team)
-        ):
+    @property
+    def seconds(self) -> float:
+        return self.simulation.now.timestamp()
+
+    async def second(self, *, is_stepping: bool = False) -> None:
+        plan = self.simulation.plan(self.job)
+        if is_stepping and plan is not None and (team := self.simulation.stepping(self.job)):
             launch = self.launches.setdefault(plan.generation, Launch(plan.base_step))
             step = max(boundary for agent in team for boundary in agent.boundary.values()) + 1
             launch.stamps[step] = self.seconds + 0.5
             for agent in team:
                 agent.stamp = partial(self.stamp, plan.generation)
-            self.train(self.job, 1)
-        self.step()
-        self.note()
-
-    def note(self) -> None:
-        """If the job pauses or stops, record that its ranks have stopped."""
-        if self.job.record.state in (JobState.PAUSING, JobState.STOPPING):
+            self.simulation.train(self.job, 1)
+        await self.simulation.tick()
+        if self.job.state in (JobState.PAUSING, JobState.STOPPING):
             self.stop_ranks()
 
-    def stamp(self, generation: Generation, step: int) -> float:
+    def stamp(self, generation: int, step: int) -> float:
         return self.launches[generation].stamps.get(step, 0.0)
 
     def stop_ranks(self) -> None:
         for launch in self.launches.values():
             launch.stopped_at = launch.stopped_at or self.seconds
 
-    def play(self, what: str, amount: int) -> None:
+    async def play(self, what: str, amount: int) -> None:
+        world = self.simulation.world
         match what:
             case "train":
                 for _ in range(amount):
-                    self.second(is_stepping=True)
+                    await self.second(is_stepping=True)
             case "wait":
                 for _ in range(amount):
-                    self.second()
-            case "kill" | "terminate" if team := self.running(self.job):
+                    await self.second()
+            case "kill" | "terminate" if team := self.simulation.stepping(self.job):
                 self.stop_ranks()
-                self.kill_rank(team[0]) if what == "kill" else self.terminate(team[0].node_id)
-            case "pause":
-                self.ask(self.job, "pause")
-            case "resume":
-                self.ask(self.job, "resume")
+                world.kill_rank(team[0]) if what == "kill" else world.terminate(team[0])
+            case "pause" | "resume":
+                KINDS[what][1](self.simulation, Act(kind=what))
             case "restart":
-                self.restart(amount)
+                world.now += timedelta(seconds=amount)
+                world.operator.advance(timedelta(seconds=amount))
+                world.start_server()
 
     def trained_seconds(self) -> float:
         """Return how many seconds the ranks worked on new steps.
@@ -124,34 +123,39 @@ class Stamped(Simulation):
 @example([("wait", 15), ("train", 8), ("terminate", 0), ("wait", 8), ("kill", 0), ("wait", 20), ("train", 5)])
 @example([("wait", 12), ("train", 8), ("pause", 0), ("wait", 10), ("resume", 0), ("wait", 25), ("train", 5)])
 @example([("wait", 12), ("restart", 60), ("train", 12), ("kill", 0), ("restart", 30), ("wait", 20), ("train", 6)])
-def test_only_the_time_in_which_ranks_made_new_steps_is_training(story: list[Event]) -> None:
-    world = Stamped()
-    for what, amount in story:
-        world.play(what, amount)
-        record = world.job.record
-        spent = {bucket: record.microseconds.get(bucket, 0) / 1_000_000 for bucket in Bucket}
-        trained = spent[Bucket.TRAIN] + spent[Bucket.STALL]
-        if not any(launch.stamps for launch in world.launches.values()):
-            assert trained == 0, "no rank has made a step"
-        tolerance = 6.0 + SECONDS_PER_FAULT * len(world.job.incidents)
-        assert trained <= world.trained_seconds() + tolerance
-        if record.state not in ENDED_JOBS:
-            uncounted = world.seconds - accounting.accounted_until(record) + spent[Bucket.UNACCOUNTED]
-            assert trained >= world.trained_seconds() - tolerance - uncounted
-        check_status(world)
+def test_only_the_time_in_which_ranks_made_new_steps_is_training(events: list[Event]) -> None:
+    async def course(simulation: Simulation) -> None:
+        stamped = Stamped(simulation)
+        for what, amount in events:
+            await stamped.play(what, amount)
+            check_account(stamped)
+            check_status(stamped)
+
+    tell(Story(seed=0, jobs=(JobShape(nodes=3, copies=2, settings={"max_attempts": 50}),)), course)
 
 
-def check_status(world: Stamped) -> None:
+def check_account(stamped: Stamped) -> None:
+    job = stamped.job
+    spent = {bucket: job.accounting.get(bucket, 0) / 1_000_000 for bucket in Bucket}
+    trained = spent[Bucket.TRAIN] + spent[Bucket.STALL]
+    if not any(launch.stamps for launch in stamped.launches.values()):
+        assert trained == 0, "no rank has made a step"
+    tolerance = 6.0 + SECONDS_PER_FAULT * len(stamped.simulation.world.incidents())
+    assert trained <= stamped.trained_seconds() + tolerance
+    if job.state not in ENDED_JOBS:
+        until = (job.accounted_until or job.created_at).timestamp()
+        uncounted = stamped.seconds - until + spent[Bucket.UNACCOUNTED]
+        assert trained >= stamped.trained_seconds() - tolerance - uncounted
+
+
+def check_status(stamped: Stamped) -> None:
     """Assert that a job shows the status Training only after its newest launch has completed a step."""
-    record = world.job.record
+    job = stamped.job
     shown = states.secondary_status(
-        record.state,
-        has_started=record.started_at is not None,
-        has_stepped=record.max_boundary > 0,
-        is_stepping=record.boundary > record.base_step,
+        JobState(job.state),
+        has_started=job.started_at is not None,
+        has_stepped=job.max_boundary > 0,
+        is_stepping=job.boundary > job.base_step,
     )
     if shown is SecondaryStatus.TRAINING:
-        assert world.launches[record.generation].stamps
-    if shown is SecondaryStatus.STARTING and record.state is JobState.RUNNING:
-        assert all(agent.phase in (MemberPhase.RUNNING, MemberPhase.EXITED) for agent in world.team(world.job))
-        assert not any(step < record.boundary for launch in world.launches.values() for step in launch.stamps)
+        assert stamped.launches[job.generation].stamps

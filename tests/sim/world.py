@@ -30,6 +30,7 @@ from control_plane.loop.agents import AgentConnection, AgentRegistry
 from control_plane.loop.context import LoopContext
 from control_plane.loop.observer import Observer
 from control_plane.loop.runner import Runner
+from control_plane.steady_clock import SteadyClock
 from everstep.protocol.agent_messages import (
     AgentReport,
     BurnInOutcome,
@@ -125,7 +126,7 @@ class Agent:
     generation: Generation = NO_GENERATION
     phase: MemberPhase = MemberPhase.PROMISED
     plan: GenerationPlan | None = None
-    slots: dict[tuple[int, int, int], SlotRecord] = field(default_factory=dict)
+    slots: dict[tuple[int, Generation, int], SlotRecord] = field(default_factory=dict)
     boundary: dict[Rank, int] = field(default_factory=dict)
     unheard: int = 0
     """Number of steps that the node's ranks complete between the agent's last report and the end of the ranks."""
@@ -211,6 +212,8 @@ class Agent:
     logged: tuple[RankValues, ...] = ()
     claims: tuple[ShardProtection, ...] = ()
     """False statements about shards. The agent adds them to its true report."""
+    lie: Callable[[MemberReport], MemberReport] | None = None
+    """Falsifies each report about the job."""
     verified: dict[tuple[Rank, NodeId], tuple[Step, float]] = field(default_factory=dict)
     """For each rank of this node and each holder: the newest step verified there, and the time of the verification."""
 
@@ -237,10 +240,11 @@ class Agent:
         if self.connection is None or self.is_deaf:
             return
         self.sequence += 1
+        member = self.member()
         report = AgentReport(
             node_id=self.node_id,
             sequence=self.sequence,
-            member=self.member(),
+            member=self.lie(member) if self.lie is not None and member is not None else member,
             metrics=metrics,
             faults=self.node_faults,
             notices=self.notices,
@@ -261,7 +265,7 @@ class Agent:
             and self.phase in (MemberPhase.RUNNING, MemberPhase.EXITED)
         )
         running = self.phase in (MemberPhase.RUNNING, MemberPhase.EXITED)
-        protection = ()
+        protection: tuple[ShardProtection, ...] = ()
         if self.plan is not None and running:
             protection = tuple(
                 ShardProtection(
@@ -410,7 +414,9 @@ class Agent:
         """Process the messages received since the last tick."""
         while self.connection is not None and self.connection._queue and not self.is_deaf:
             message = await self.connection.next_message()
-            if message is not None:
+            if message is not None and self.world.losses > 0:
+                self.world.losses -= 1
+            elif message is not None:
                 self.world.said.append((self.node_id, message))
                 self.handle(message)
         if self.phase is MemberPhase.LOADING and self.plan is not None:
@@ -719,6 +725,10 @@ class World:
         database_url: str = "",
     ) -> None:
         self.now = START
+        self.wall_ahead_seconds = 0.0
+        """Seconds by which the wall clock of the control plane's machine is ahead of the simulated time."""
+        self.losses = 0
+        """Number of the next messages to agents that are lost."""
         self.operator = FakeOperator(now=START, boot_delay=timedelta(seconds=boot_seconds))
         self.groups: dict[FleetName, str] = {}
         self.objects = MemoryObjectStore(BUCKET)
@@ -732,6 +742,7 @@ class World:
         self.is_stopped = False
         self.server_count = 0
         self.cut: set[NodeId] = set()
+        self.known_fleets: dict[NodeId, FleetName] = {}
         self.reboots: dict[NodeId, datetime] = {}
         """When each rebooting instance will be up again."""
         self.never_return: set[NodeId] = set()
@@ -773,13 +784,17 @@ class World:
 
     def fleet_of(self, node_id: NodeId) -> FleetName:
         """Return the fleet whose group contains the instance."""
-        members = {name: self.operator.describe_group(group).members for name, group in self.groups.items()}
-        return next(name for name, some in members.items() if any(member.instance_id == node_id for member in some))
+        if node_id in self.known_fleets:
+            return self.known_fleets[node_id]
+        members = {name: self.operator.running(group) for name, group in self.groups.items()}
+        self.known_fleets[node_id] = next(name for name, some in members.items() if node_id in some)
+        return self.known_fleets[node_id]
 
     def start_server(self) -> None:
         """Start or restart the control plane, with no state other than its database."""
         self.server_count += 1
-        self.registry = AgentRegistry(monotonic=self.monotonic, unix=lambda: self.now.timestamp())
+        clock = SteadyClock(wall=lambda: self.now.timestamp() + self.wall_ahead_seconds, elapsed=self.monotonic)
+        self.registry = AgentRegistry(monotonic=self.monotonic, unix=lambda: clock().timestamp())
         self.context = LoopContext(
             database=self.database,
             operator=self.operator,
@@ -790,7 +805,7 @@ class World:
             owner=f"server{self.server_count}",
             bucket=BUCKET,
             is_local=self.is_local,
-            now=lambda: self.now,
+            now=clock,
             monotonic=self.monotonic,
         )
         self.runner = Runner(self.context)
@@ -915,6 +930,14 @@ class World:
         """Return the living agents of a job's newest plan, in the order of their positions in the plan."""
         return [self.agents[node.node_id] for node in self.plan(name).nodes if node.node_id in self.agents]
 
+    def stepping(self, plan: GenerationPlan | None) -> list[Agent]:
+        """Return the agents of a plan if all their ranks run, otherwise no agents."""
+        nodes = () if plan is None else plan.nodes
+        team = [agent for node in nodes if (agent := self.agents.get(node.node_id)) is not None]
+        runs = [(agent.run, agent.generation, agent.phase) for agent in team]
+        is_whole = plan is not None and runs == [(plan.run, plan.generation, MemberPhase.RUNNING)] * len(nodes)
+        return team if is_whole else []
+
     async def tick(self, seconds: float = 0.5) -> None:
         """Advance time, and let each agent and each control-plane loop act once.
 
@@ -922,12 +945,7 @@ class World:
         """
         self.now += timedelta(seconds=seconds)
         self.operator.advance(timedelta(seconds=seconds))
-        alive = {
-            member.instance_id
-            for group in self.groups.values()
-            for member in self.operator.describe_group(group).members
-            if self.operator.describe_instances([member.instance_id])[member.instance_id].state.value == "running"
-        }
+        alive = {id for group in self.groups.values() for id in self.operator.running(group)}
         for call in self.operator.calls[self.seen_calls :]:
             if call[0] == "reboot_member":
                 self.reboot(NodeId(str(call[2])))
@@ -977,10 +995,20 @@ class World:
         self.complete_steps(steps, name)
         await self.tick()
 
-    def complete_steps(self, steps: int, name: str = "gpt") -> None:
-        """Complete the given number of steps of the newest generation. The loops do not run."""
-        plan = self.plan(name)
-        team = self.team(name)
+    def complete_steps(
+        self,
+        steps: int,
+        name: str = "gpt",
+        *,
+        is_lagging: Lagging = lambda holder, rank: False,
+        plan: GenerationPlan | None = None,
+    ) -> None:
+        """Complete the given number of steps of the newest generation. The loops do not run.
+
+        A node for which `is_lagging` returns True for a rank does not store the shards of this rank.
+        """
+        plan = plan or self.plan(name)
+        team = [self.agents[node.node_id] for node in plan.nodes if node.node_id in self.agents]
         members = {agent.node_id: agent for agent in team if self.serves(agent.node_id)}
         for _ in range(steps):
             seal_shares(plan, plan.base_step, members)  # a new generation first commits its start step
@@ -988,10 +1016,12 @@ class World:
                 for rank in agent.boundary:
                     agent.boundary[rank] += 1
                     for holder in plan.ranks[rank].copy_nodes:
-                        if holder == agent.node_id or (self.serves(holder) and self.serves(agent.node_id)):
+                        if holder == agent.node_id or (
+                            self.serves(holder) and self.serves(agent.node_id) and not is_lagging(holder, rank)
+                        ):
                             self.agents[holder].seal(rank, plan.generation, agent.boundary[rank])
             newest = max((step for agent in team for step in agent.boundary.values()), default=plan.base_step)
-            seal_shares(plan, newest, members)
+            seal_shares(plan, newest, members, is_lagging=is_lagging)
 
     async def upload(
         self,
@@ -1064,7 +1094,7 @@ class World:
     def wish(self, **wishes: object) -> None:
         """Change settings of the fleet, as a user does with UpdateFleet."""
         with self.database.write() as session:
-            fleets.set_wanted(session, FLEET, **wishes)  # type: ignore[arg-type]
+            fleets.set_wanted(session, FLEET, **wishes)
 
     def silence(self, agent: Agent) -> None:
         """Cut a node off from the control plane and from its peers."""
