@@ -1,7 +1,8 @@
-"""Unfit nodes never work for a job: a wrong product, a slow disk and a slow loopback are planted on three nodes."""
+"""Unfit nodes never work for a job: a wrong product on one node, a slow disk or a slow loopback on another one."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -16,8 +17,8 @@ HEALTHY = 3
 
 @pytest.fixture(scope="module")
 def place(request: pytest.FixtureRequest, references: References) -> Iterator[Workplace]:
-    """Yield a cluster of three healthy nodes and three nodes for the faults."""
-    with workplace(request.session, references, nodes=HEALTHY, spares=3) as own:
+    """Yield a cluster of three healthy nodes and two nodes for the faults."""
+    with workplace(request.session, references, nodes=HEALTHY, spares=2) as own:
         yield own
 
 
@@ -27,7 +28,8 @@ def test_a_node_that_fails_its_burn_in_joins_no_job_and_healthy_nodes_do(place: 
         wait_until(
             f"the tests of {id}", lambda id=id: "BurnIn" in described(place, id), lambda id=id: described(place, id)
         )
-    planted = dict(zip(nodes, ("matmul", "disk-write", "loopback"), strict=False))
+    # A fleet of this size holds at most one node for slowness at a time (`MOST_SLOW_SHARE`).
+    planted = dict(zip(nodes, ("matmul", random.choice(("disk-write", "loopback"))), strict=False))
     for id, test in planted.items():
         place.cluster.inject(Unfit(target=id, test=test))
         place.client.reboot_node(NodeId=id)

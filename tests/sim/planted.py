@@ -1,7 +1,7 @@
 """Bugs that the simulation must find, each in one function of the product.
 
 Each entry of `BUGS` is a context manager under which the product has the bug. `STORIES` in `stories/planted.jsonl` has
-a short story that finds it. A bug without such a story is a hole in the simulation.
+a short story that finds it. A bug without such a story is a hole in the simulation (docs/known-limits.md).
 
     python -m tests.sim.planted          finds each bug with fresh seeds, and prints how long that took
     python -m tests.sim.planted NAME     finds one bug, and prints a shortened story
@@ -24,7 +24,8 @@ import msgspec
 
 from control_plane.core import accounting, elastic, fleets, placement, recovery, witnesses
 from control_plane.core.job import ending, view
-from control_plane.core.observed.nodes import InstanceCondition
+from control_plane.core.observed.jobs import Exclusion
+from control_plane.core.observed.nodes import InstanceCondition, Remedy
 from control_plane.core.states import NodeState
 from control_plane.loop import fleet_loop, job_loop, observer
 from tests.sim.__main__ import failure
@@ -94,10 +95,8 @@ def silence_by_wall_clock(real: Any, node: Any, *, silence: Any, now: float, **o
     return real(node, silence=silence, now=now, **others)
 
 
-@bug(view, "judge")
-def silence_is_proof(real: Any, node: Any, **others: Any) -> Any:
-    """A silent node is terminated on this evidence alone."""
-    return replace(real(node, **others), may_terminate=True)
+# A job that gives up a node on the evidence of silence alone has it terminated.
+BUGS["silence_is_proof"] = lambda: patch.object(Exclusion, "is_to", Remedy.REPLACE)
 
 
 @bug(observer, "resolve_absence")
