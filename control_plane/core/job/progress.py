@@ -40,7 +40,6 @@ SHOWN_OUTPUTS = 5
 def with_progress(view: JobView) -> JobView:
     """Return a copy of `view` in which the job's record has the reported progress, and its open incident is updated."""
     record, plan = view.record, view.plan
-    boundary = max(record.boundary, faults.reached(view.reports))
     coordinator = view.reports.get(plan.coordinator)
     status = coordinator.round if coordinator is not None else None
     committed, proposed, committed_at = (
@@ -50,6 +49,8 @@ def with_progress(view: JobView) -> JobView:
     )
     if status is not None and status.committed >= committed:
         proposed, committed_at = status.proposed, status.committed_at_seconds or committed_at
+    # After a restored backup, agents report committed steps that the record does not contain. All ranks finished them.
+    boundary = max(record.boundary, faults.reached(view.reports), committed)
     is_dated = boundary == record.boundary and record.boundary_at is not None
     boundary_at = record.boundary_at if is_dated else passed_at(view.reports, boundary)
     incident = record.incident
