@@ -2,15 +2,13 @@
 
     python -m tests.dashboard.stories --count 1000 [--seed 7]
 
-A *story* is a random sequence of failures and user requests (`random_story`). At a few *moments* of a story, it records
-the answers of the API. Each process runs a part of the stories, writes their moments as JSON, and starts vitest to
+At a few *moments* of a random story of the simulation, `random_story` records the answers of the API. Each process runs a part of the stories, writes their moments as JSON, and starts vitest to
 render the pages (`web/test/stories.test.tsx`). A failure names the seed of its story. The same seed repeats the story.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import importlib.util
 import json
 import os
@@ -24,8 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.dashboard.random_story import Moment, RandomStory
-from tests.sim.world import InTurn
+from tests.dashboard.random_story import tell
 
 WEB: Final = Path(__file__).resolve().parents[2] / "web"
 BATCH: Final = 50
@@ -46,24 +43,13 @@ class Outcome:
     """Output of vitest if a rule does not hold, otherwise empty."""
 
 
-def tell(seed: int, directory: Path) -> list[Moment]:
-    """Run the random story of a seed in an empty folder, and return the recorded answers of the API (moments)."""
-
-    async def story() -> list[Moment]:
-        asyncio.get_running_loop().set_default_executor(InTurn())
-        return await RandomStory(directory, seed).tell()
-
-    return asyncio.run(story())
-
-
 def run_batch(seed: int, count: int) -> Outcome:
     """Run the random stories of `count` consecutive seeds, and render their pages."""
     began = time.monotonic()
     moment_count = 0
     with tempfile.TemporaryDirectory() as folder:
         for number in range(seed, seed + count):
-            with tempfile.TemporaryDirectory() as place:
-                moments = tell(number, Path(place))
+            moments = tell(number)
             moment_count += len(moments)
             file = Path(folder) / f"seed-{number}.json"
             file.write_text(json.dumps([asdict(moment) for moment in moments]), encoding="utf-8")

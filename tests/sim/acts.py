@@ -55,6 +55,7 @@ HARDWARE: Final = (
     ("nic_down", None),
     ("disk_full", None),
 )
+TRACEBACK: Final = "Traceback (most recent call last):\n  File \"train.py\", line 7, in <module>\nKeyError: 'tokens'"
 VERDICTS: Final = (None, *RehearsalVerdict)
 
 
@@ -117,7 +118,8 @@ def standstill_of_training(simulation: Simulation, act: Act) -> None:
 def kill_rank(simulation: Simulation, act: Act, agent: Agent) -> None:
     if agent.phase is MemberPhase.RUNNING and agent.boundary:
         code = choice(act, ((ExitClass.KILLED, -9), (ExitClass.KILLED, -9), (ExitClass.ERROR, 1)))
-        simulation.world.kill_rank(agent, exit_class=code[0], code=code[1])
+        lines = TRACEBACK if code[0] is ExitClass.ERROR else ""
+        simulation.world.kill_rank(agent, exit_class=code[0], code=code[1], lines=lines)
 
 
 @kind(1)

@@ -96,7 +96,7 @@ def drawn(seed: int, kinds: dict[str, float], *, count: int = ACT_COUNT) -> Stor
 
 def _drawn_job(chance: random.Random) -> JobShape:
     nodes = chance.randrange(2, 5)
-    settings: dict[str, Any] = {"max_attempts": 50, "priority": chance.randrange(2)}
+    settings: dict[str, Any] = {"max_attempts": 30, "priority": chance.randrange(2)}
     copies = min(nodes, chance.choice((1, 2, 2, 2, 3)))
     if chance.random() < 0.25:
         copies, settings["parity_group_size"] = 1, chance.randrange(2, nodes + 1)

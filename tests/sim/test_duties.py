@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from collections.abc import Iterator
@@ -15,37 +14,24 @@ from control_plane.loop.duty_watch import BEGAN, DutyWatch
 from everstep.cli.jobs import _facts
 from everstep.cli.progress import line_of
 from tests.dashboard.answers import Answers
-from tests.dashboard.random_story import RandomStory
-from tests.sim.world import InTurn
+from tests.dashboard.random_story import tell
+from tests.sim.world import World
 
 STORIES = 6
 PRESSING = (Urgency.NOW, Urgency.LATER)
 
 
-class WatchedStory(RandomStory):
-    """A random story in which the running server's duty watch compares the duties before each record of the answers."""
-
-    def _record(self) -> None:
-        watch = DutyWatch(self.world.database, self.world.registry, lambda: self.world.now)
-        watch.compare()
-        assert watch.compare() == 0, "each duty is told once"
-        super()._record()
+def compare(world: World) -> None:
+    """Let the duty watch of a running server store what changed, and check that it repeats nothing."""
+    watch = DutyWatch(world.database, world.registry, lambda: world.now)
+    watch.compare()
+    assert watch.compare() == 0, "each duty is told once"
 
 
 @pytest.fixture(scope="module")
-def moments(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, Answers]]:
+def moments() -> list[tuple[int, Answers]]:
     seed = random.SystemRandom().randrange(1 << 31)
-    found: list[tuple[int, Answers]] = []
-    for number in range(seed, seed + STORIES):
-        story = WatchedStory(tmp_path_factory.mktemp(f"seed-{number}"), number)
-
-        async def run(story: WatchedStory = story) -> None:
-            asyncio.get_running_loop().set_default_executor(InTurn())
-            await story.tell()
-
-        asyncio.run(run())
-        found += [(number, moment.answers) for moment in story.moments]
-    return found
+    return [(number, each.answers) for number in range(seed, seed + STORIES) for each in tell(number, compare)]
 
 
 def jobs_of(answers: Answers) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
