@@ -162,6 +162,12 @@ def sentence(fact: facts.Fact) -> str:
             return f"rank {fact.rank} on {fact.node_id} ended: {fact.exit_class.value}, {how}"
         case facts.RankLoadFailed():
             return f"{fact.node_id} failed to load its shards: {fact.text or 'a source failed verification'}"
+        case facts.ShardDiffers():
+            copy = f"the copy of {fact.source}" if fact.source else "the copy"
+            return (
+                f"{fact.node_id} restored step {fact.step} of rank {fact.rank}, and {copy} is not the state that the "
+                "rank's former node reported"
+            )
         case facts.AloneFailedToLoad():
             return f"{fact.node_id} alone could not load step {fact.step}"
         case facts.ShardsLost():

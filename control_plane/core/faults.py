@@ -24,7 +24,7 @@ from everstep.protocol.agent_messages import (
     NodeFault,
     RankExit,
 )
-from everstep.protocol.ids import NO_STEP, NodeId, Rank, RunId, Step
+from everstep.protocol.ids import NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, RankPlan, Timeouts
 
 LOAD_FAULTS = SHARD_FAULTS | {FaultCode.MEMORY_FULL}
@@ -335,14 +335,6 @@ def permanent(reports: Mapping[NodeId, MemberReport], *, has_trained: bool) -> N
 
 def _permanent_faults(report: MemberReport) -> list[NodeFault]:
     return [each for each in report.faults if each.is_permanent and each.code not in NODE_FAULTS]
-
-
-def reached(reports: Mapping[NodeId, MemberReport]) -> Step:
-    """Return the newest step that any rank, ended or not, has finished according to the reports."""
-    steps = [rank.boundary for report in reports.values() for rank in report.ranks]
-    steps += [rank.exit.boundary for report in reports.values() for rank in report.ranks if rank.exit is not None]
-    steps += [report.round.boundary for report in reports.values() if report.round is not None]
-    return max(steps, default=NO_STEP)
 
 
 def gone(verdict: NodeVerdict) -> NodeVerdict:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from control_plane.core import elastic, members, placement, recovery, slot_memory, witnesses
+from control_plane.core import claims, elastic, members, placement, recovery, slot_memory, witnesses
 from control_plane.core.evidence import is_silent
 from control_plane.core.observed.jobs import JobObserved, JobRecord
 from control_plane.core.observed.nodes import Cause
@@ -92,48 +92,59 @@ def parent_of(seen: JobObserved) -> Generation:
     return recovery.newest_started(seen.lineage)
 
 
-def committed_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
+def committed_of(spec: JobSpec, seen: JobObserved, record: JobRecord, now: float) -> Step:
     """Return the newest committed step on the parent's path that the job's record or any node's report shows, or -1."""
     members = [node.member for node in seen.nodes.values() if node.member is not None and node.member.run == spec.run]
     on_pages = [(commit.generation, commit.step) for member in members for commit in member.commits]
     live = [(member.generation, shard.committed) for member in members for shard in member.protection]
     rounds = [(member.generation, member.round.committed) for member in members if member.round is not None]
-    return recovery.newest_committed(
-        recovery.path_of(seen.lineage, parent_of(seen)), record.committed, (*on_pages, *live, *rounds)
-    )
+    path = recovery.path_of(seen.lineage, parent_of(seen))
+    named = recovery.newest_committed(path, record.committed, (*on_pages, *live, *rounds))
+    return min(named, claims.limit(seen, record, claims.of_nodes(spec, seen, path), now))
 
 
-def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
+def confirmed_of(spec: JobSpec, seen: JobObserved, record: JobRecord, committed: Step) -> Step:
+    """Return the part of a committed step that more than one node names."""
+    path = recovery.path_of(seen.lineage, parent_of(seen))
+    return min(committed, claims.supported(seen, record, claims.of_nodes(spec, seen, path)))
+
+
+def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord, now: float) -> Step:
     """Return the step below which the job would lose committed steps (the floor in R52 of docs/design.md)."""
     parent = parent_of(seen)
     base = next((link.base_step for link in seen.lineage if link.generation == parent), FIRST_STEP)
-    return max(base, committed_of(spec, seen, record), FIRST_STEP) if parent else FIRST_STEP
+    return max(base, committed_of(spec, seen, record, now), FIRST_STEP) if parent else FIRST_STEP
 
 
-def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> recovery.Survey:
+def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll, now: float) -> recovery.Survey:
     """Return all sources from which ranks can restore shards. The owner is an empty string for a vacancy."""
     owners = [place if place is not None else NodeId("") for place in roll.places for _ in range(spec.ranks_per_node)]
+    path = recovery.path_of(seen.lineage, parent_of(seen))
+    named = claims.of_nodes(spec, seen, path)
     return recovery.Survey(
         owners=owners,
+        former_owners={rank: node.node_id for node in (seen.plan.nodes if seen.plan else ()) for rank in node.ranks},
+        supported=claims.supported(seen, record, named),
+        limit=claims.limit(seen, record, named, now),
         inventories={node_id: report.inventory for node_id, report in roll.promised.items()},
-        path=recovery.path_of(seen.lineage, parent_of(seen)),
+        path=path,
         worlds=recovery.worlds_of(seen.lineage),
         checkpoints=tuple(each for each in seen.checkpoints if not each.is_wrong),
         refused=(*record.refused, *witnesses.refused(record.failed_reads, seen.checkpoints)),
-        committed=committed_of(spec, seen, record),
+        committed=committed_of(spec, seen, record, now),
         slot_count=slot_memory.slots_per_shard(spec),
     )
 
 
 def make_plan(
-    spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll, policy: Policy
+    spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll, policy: Policy, now: float
 ) -> tuple[GenerationPlan, recovery.Restore]:
     """Return the plan of the generation that the control plane launches now, and the restore that it uses.
 
     `roll` must be complete. The caller must store the plan before it sends the plan to agents.
     """
     nodes = [place for place in roll.places if place is not None]
-    found = survey(spec, seen, record, roll)
+    found = survey(spec, seen, record, roll, now)
     restore = recovery.choose(found)
     domains = {node_id: domain for node_id in nodes if (domain := seen.nodes[node_id].domain) is not None}
     ranks = (

@@ -14,9 +14,9 @@ generations with equal numbers of ranks. Origin generation, step and digest toge
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from control_plane.core import rebuilding
 from control_plane.core.observed.steps import NO_GENERATION, CheckpointRecord, GenerationRecord, RefusedSource
@@ -28,6 +28,7 @@ FARTHEST = ("local", "peer", "parity", "s3")
 """Kinds of sources from which a rank can restore its shard, nearest first."""
 UNBOUNDED = Step(2**62)
 
+_Content = tuple[Rank, Generation, Step]
 Path = Mapping[Generation, Step]
 """The last step that belongs to the history, for each origin generation."""
 
@@ -48,6 +49,12 @@ class Survey:
     """The newest committed step on `path` (`newest_committed`), or -1."""
     slot_count: int = 2
     """Number of slots that a node reserves for each shard that it owns or holds."""
+    former_owners: Mapping[Rank, NodeId] = field(default_factory=dict[Rank, NodeId])
+    """The node of each rank in the newest generation with a plan."""
+    supported: Step = UNBOUNDED
+    """The highest step that two nodes name (`core.claims`). A later one needs the consent of each shard's owner."""
+    limit: Step = UNBOUNDED
+    """The highest step that the job can have reached, whatever one node claims."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,17 +197,18 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
             sources.insert(0 if is_local else len(sources), source)
     for (origin, step), rebuild in rebuilding.rebuilds(slots, survey.worlds):
         lost, world_size = rebuild.lost, survey.worlds[origin]
-        if origin != NO_GENERATION and usable(lost.rank, origin, step, is_object=False):
+        if origin != NO_GENERATION and usable(lost.rank, origin, step, lost.digest, is_object=False):
             found[_State(step, world_size)][lost.rank].append(_parity_source(origin, step, rebuild))
     for checkpoint in survey.checkpoints:
         for shard in checkpoint.shards:
-            if usable(shard.rank, shard.origin_generation, checkpoint.step, is_object=True):
+            digest = bytes.fromhex(shard.payload_digest)
+            if usable(shard.rank, shard.origin_generation, checkpoint.step, digest, is_object=True):
                 found[_State(checkpoint.step, len(checkpoint.shards))][shard.rank].append(
                     ShardSource(
                         kind="s3",
                         origin_generation=shard.origin_generation,
                         step=checkpoint.step,
-                        digest=bytes.fromhex(shard.payload_digest),
+                        digest=digest,
                         payload_bytes=shard.payload_bytes,
                         object=ObjectReference(bucket=checkpoint.bucket, key=shard.key),
                     )
@@ -210,23 +218,50 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
 
 def _usable(survey: Survey) -> Callable[..., bool]:
     """Return a function that returns whether a restore may use a copy: it is on the path and not refused."""
-    refused = {(item.rank, item.is_object, item.origin_generation, item.step) for item in survey.refused}
+    refused = {(item.rank, item.is_object, item.origin_generation, item.step, item.digest) for item in survey.refused}
 
-    def usable(rank: Rank, origin: Generation, step: Step, *, is_object: bool) -> bool:
-        is_refused = (rank, is_object, origin, step) in refused
-        return step > 0 and is_on_path(survey.path, origin, step) and not is_refused
+    def usable(rank: Rank, origin: Generation, step: Step, digest: bytes = b"", *, is_object: bool) -> bool:
+        is_refused = any((rank, is_object, origin, step, each) in refused for each in (b"", digest))
+        return 0 < step <= survey.limit and is_on_path(survey.path, origin, step) and not is_refused
 
     return usable
 
 
 def _usable_slots(survey: Survey) -> list[tuple[NodeId, SlotRecord]]:
     usable = _usable(survey)
-    return [
+    slots = [
         (node, slot)
         for node in sorted(survey.inventories)
         for slot in survey.inventories[node]
-        if usable(holder_of(slot.owner_rank), slot.origin_generation, slot.step, is_object=False)
+        if usable(holder_of(slot.owner_rank), slot.origin_generation, slot.step, slot.digest, is_object=False)
     ]
+    copies: defaultdict[_Content, dict[NodeId, bytes]] = defaultdict(dict)
+    for node, slot in slots:
+        copies[_content(slot)][node] = slot.digest
+    contents = {content: _believed(survey, content, copies[content]) for content in copies}
+    return [
+        (node, slot) for node, slot in slots if is_share(slot.owner_rank) or contents[_content(slot)] == slot.digest
+    ]
+
+
+def _content(slot: SlotRecord) -> _Content:
+    return slot.owner_rank, slot.origin_generation, slot.step
+
+
+def _believed(survey: Survey, content: _Content, copies: Mapping[NodeId, bytes]) -> bytes | None:
+    """Return the digest of a shard whose copies may differ: its owner's, else that of most copies.
+
+    None if the owner has promised but does not list a step that only one node names.
+    """
+    rank, origin, step = content
+    owner = survey.former_owners.get(rank)
+    if owner is not None and owner in survey.inventories and survey.worlds.get(origin) == len(survey.former_owners):
+        if owner in copies:
+            return copies[owner]
+        if step > survey.supported:
+            return None
+    count = Counter(copies.values())
+    return max(count, key=lambda digest: (count[digest], digest))
 
 
 def _add_rebuilds(survey: Survey, base: _State, shards: Mapping[Rank, list[ShardSource]]) -> None:

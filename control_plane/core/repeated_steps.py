@@ -46,6 +46,29 @@ def followed(
     return replace(states, newest=kept, earlier=left), ()
 
 
+def wrong_bases(
+    states: SealedStates, plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]
+) -> Mapping[Rank, NodeId]:
+    """Return the ranks whose restored state is not the one that the shard's owner sealed, each with its new owner.
+
+    Two nodes are against the copy: the former owner, and the node that restored it.
+    """
+    sealed = next((each.digests for each in states.newest if each.step == plan.base_step), b"")
+    if plan.relayout is not None or states.world_size != plan.world_size or not sealed:
+        return {}
+    wrong: dict[Rank, NodeId] = {}
+    for node_id, report in reports.items():
+        for shard in (shard for shard in report.protection if shard.rank < plan.world_size):
+            known = sealed[shard.rank * STATE_DIGEST_BYTES : (shard.rank + 1) * STATE_DIGEST_BYTES]
+            # Another generation may have made the base, and its owner's digest is no longer known.
+            is_known = known != _NO_DIGEST and any(
+                source.origin_generation == states.generation for source in plan.ranks[shard.rank].sources
+            )
+            if is_known and dict(shard.states).get(plan.base_step, known) != known:
+                wrong[shard.rank] = node_id
+    return wrong
+
+
 def _of_generation(states: SealedStates, plan: GenerationPlan) -> SealedStates:
     if states.generation == plan.generation:
         return states

@@ -27,7 +27,7 @@ def choice(
     spec: JobSpec, seen: JobObserved, record: JobRecord, base: Step, *, policy: Policy, now: float
 ) -> RepeatedWork | None:
     """Return the choice that a person must make before the job may restore step `base`, or None."""
-    newest, after = launch.floor_of(spec, seen, record), launch.parent_of(seen)
+    newest, after = launch.floor_of(spec, seen, record, now), launch.parent_of(seen)
     is_accepted = record.accepted_after == after and base >= record.accepted_step > -1
     if base >= newest or is_accepted or spec.on_total_loss is OnTotalLoss.RESTART:
         return None

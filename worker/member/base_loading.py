@@ -16,7 +16,7 @@ from functools import partial
 
 from msgspec import structs
 
-from everstep.protocol.agent_messages import FaultCode, Obstacle
+from everstep.protocol.agent_messages import FaultCode, Obstacle, state_count
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import NO_RANK, NodeId, Rank
 from everstep.protocol.plan import GenerationPlan, ObjectReference, PlanNode, RankPlan, ShardSource, SourceKind
@@ -111,6 +111,9 @@ class BaseLoading:
         assert slot is not None, "a loaded slot is sealed"
         self.arrived(rank.rank, slot.file, slot.file.header, slot.file.header.payload_bytes)
         self._restored_from[rank.rank] = kind
+        # The control plane compares it with the digest that the former owner reported (`repeated_steps.wrong_bases`).
+        if await self.store.digests(slot) is not None and (state := await self.store.state_digest(slot)) is not None:
+            shard.note_state(self.plan.base_step, state, most=state_count(self.plan.world_size))
 
     async def load_earlier(self, rank: Rank) -> SlotFile:
         """Load a shard of a rank of the launch that captured the base, before the relayout. Raises LoadFailed."""

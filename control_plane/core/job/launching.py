@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
 
-from control_plane.core import accounting, faults, incidents, recovery
+from control_plane.core import accounting, faults, incidents, recovery, repeated_steps
 from control_plane.core.actions import Decision, Send, SendLoad
+from control_plane.core.incidents import Fault
 from control_plane.core.job.losses import reported_besides
 from control_plane.core.job.outcome import LAUNCH_SECONDS, change_state, end_job, stay
 from control_plane.core.job.resizing import trains
 from control_plane.core.job.restart import start_new_generation
 from control_plane.core.job.store_wait import end_hold, hold, hold_reason
 from control_plane.core.job.view import JobView, durable_step, is_in_phase, with_record
+from control_plane.core.observed.facts import ShardDiffers
+from control_plane.core.observed.nodes import Cause
 from control_plane.core.observed.reasons import JobFact, JobNote
 from control_plane.core.observed.spans import Bucket
+from control_plane.core.observed.steps import RefusedSource
 from control_plane.core.states import JobEvent, JobState
 from everstep.protocol.agent_messages import MemberPhase, Start
-from everstep.protocol.ids import FIRST_STEP
+from everstep.protocol.ids import FIRST_STEP, NodeId, Rank
 
 STARTED = (MemberPhase.RUNNING, MemberPhase.EXITED)
 
@@ -81,7 +86,34 @@ def _load(view: JobView) -> Decision:
         )
         reason = JobNote(what=JobFact.LOADS, step=plan.base_step, node_ids=tuple(waiting))
         return stay(view, hold_reason(view) or reason, loads, requeue=LAUNCH_SECONDS)
+    if wrong := repeated_steps.wrong_bases(view.record.states, plan, view.reports):
+        return _without_wrong_bases(view, wrong)
     return _move_to_starting(view, JobFact.LOADED)
+
+
+def _without_wrong_bases(view: JobView, wrong: Mapping[Rank, NodeId]) -> Decision:
+    """Start a new generation that does not use copies whose state differs from what their owners sealed."""
+    sources = {rank: view.plan.ranks[rank].sources[0] for rank in wrong}
+    refused = tuple(
+        RefusedSource(
+            rank=rank,
+            origin_generation=source.origin_generation,
+            step=source.step,
+            is_object=source.kind == "s3",
+            digest=source.digest,
+        )
+        for rank, source in sources.items()
+    )
+    found = tuple(
+        Fault(
+            cause=Cause.LOAD_FAILED,
+            evidence=ShardDiffers(node_id=wrong[rank], rank=rank, step=source.step, source=source.node_id or ""),
+            at=view.now,
+            seen_on=(wrong[rank],),
+        )
+        for rank, source in sources.items()
+    )
+    return start_new_generation(with_record(view, refused=(*view.record.refused, *refused)), found, None)
 
 
 def _move_to_starting(view: JobView, why: JobFact) -> Decision:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from control_plane.core import faults, hangs, moves
+from control_plane.core import hangs, moves
 from control_plane.core.actions import Decision, EventDraft
 from control_plane.core.evidence import nodes_out_of_view, silent_in_rounds
 from control_plane.core.incidents import incident_id
@@ -17,6 +17,7 @@ from control_plane.core.job.view import (
     has_agreed_stop,
     last_movement_at,
     rank_exits,
+    reached,
     with_record,
 )
 from control_plane.core.observed.incidents import CheckpointWait, CheckpointWaitKind, IncidentRecord, LeavesNodes
@@ -50,10 +51,10 @@ def leave(view: JobView) -> Decision | None:
         return stay(view, agrees, ask_to_stop(view), requeue=LAUNCH_SECONDS)
     stopped_at = min(max((each.at_seconds for each in rank_exits(view.reports)), default=view.now), view.now)
     found = tuple(moves.fault(move, stopped_at, view.now) for move in leaving)
-    reached = max(record.boundary, faults.reached(view.reports))
+    boundary = reached(view)
     closed: tuple[IncidentRecord, ...] = ()
     if record.incident is None or record.incident.state is not IncidentState.REPLACING:
-        view, closed = with_incident(view, found, reached)
+        view, closed = with_incident(view, found, boundary)
     incident = view.record.incident
     assert incident is not None  # `with_incident` has added an open incident to the job's record.
     wait = _upload_wait(view, leaving, incident.opened_at)
@@ -62,9 +63,9 @@ def leave(view: JobView) -> Decision | None:
         is_return=all(move.is_returned for move in leaving),
         wait=wait,
     )
-    view = with_record(view, incident=replace(incident, reached_step=reached, decision=decision))
+    view = with_record(view, incident=replace(incident, reached_step=boundary, decision=decision))
     if wait.is_awaited:
-        stayed = stay(view, StoppedToLeave(step=reached, wait=wait), requeue=LAUNCH_SECONDS)
+        stayed = stay(view, StoppedToLeave(step=boundary, wait=wait), requeue=LAUNCH_SECONDS)
         return replace(stayed, incidents=(*closed, *stayed.incidents))
     moved = start_new_generation(_with_partners(view, leaving), found, None, decision=decision)
     return replace(moved, incidents=(*closed, *moved.incidents))

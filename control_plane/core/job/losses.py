@@ -7,7 +7,7 @@ from dataclasses import replace
 from control_plane.core import breakers, drills, faults, incidents, moves, remedies
 from control_plane.core.evidence import NodeDisposition, NodeVerdict
 from control_plane.core.incidents import Fault
-from control_plane.core.job.view import JobView, with_record
+from control_plane.core.job.view import JobView, highest, reached, with_record
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord, LeavesNodes, Response, RestartsRanks
 from control_plane.core.observed.jobs import Departure, Exclusion, JobRecord
 from control_plane.core.observed.nodes import Cause, Remedy
@@ -106,14 +106,14 @@ def _with_own_loss(view: JobView, found: tuple[Fault, ...]) -> tuple[JobView, tu
     plan, failures = view.seen.plan, view.record.failures
     if plan is None or not lost or any(fault.cause in EXPLAINED_LOSSES for fault in found):
         return view, found
-    boundary = max(view.record.boundary, faults.reached(view.reports))
+    boundary = reached(view)
     loss = FailureRecord(
         generation=plan.generation,
         step=boundary,
         exit_class=None,
         code=0,
         at=view.now,
-        max_boundary=max(view.record.max_boundary, boundary),
+        max_boundary=highest(view, boundary),
         is_node_loss=True,
         node_id=lost[0].node_id,
         base_step=plan.base_step,

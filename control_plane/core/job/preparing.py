@@ -50,12 +50,13 @@ def prepare(view: JobView) -> Decision:
     view = with_unstored_outputs(with_late_reports(view))
     # Store the committed step now. Agents read this step from the memory pages that they share with the ranks, and the
     # next message (Load) clears these pages. The step can be newer than every boundary that agents have reported, for
-    # example if they lost the connection to the control plane. All ranks have finished a committed step, so both
-    # boundaries rise to it.
-    committed = launch.committed_of(view.spec, view.seen, view.record)
+    # example if they lost the connection to the control plane. All ranks have finished a committed step, so the
+    # boundary rises to it. The highest boundary is never lowered, so it rises only to what two nodes name.
+    committed = launch.committed_of(view.spec, view.seen, view.record, view.now)
+    confirmed = launch.confirmed_of(view.spec, view.seen, view.record, committed)
     if committed > view.record.boundary:
         view = with_record(view, boundary=committed, boundary_at=None)  # no agent reported when ranks finished the step
-    view = with_record(view, committed=committed, max_boundary=max(view.record.max_boundary, committed))
+    view = with_record(view, committed=committed, max_boundary=max(view.record.max_boundary, confirmed))
     # Each rule depends on the changes of the rules before it, so their order matters.
     view = with_faulty(view)
     view = without_lost(view)
@@ -138,7 +139,7 @@ def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
         earlier, unknown = agents_before(view, filter(None, roll.places), ARGUMENTS_SINCE_MINOR)
         if lacking := earlier + unknown:
             return stay(view, JobNote(what=JobFact.AWAITS_AGENTS, node_ids=lacking), requeue=LAUNCH_SECONDS)
-    plan, restore = launch.make_plan(view.spec, view.seen, view.record, roll, view.policy)
+    plan, restore = launch.make_plan(view.spec, view.seen, view.record, roll, view.policy, view.now)
     if (choice := repeat_choice(view, restore.base_step)) is not None:
         return stay(with_record(view, repeat=choice), _consent(view, choice), requeue=LAUNCH_SECONDS)
     if view.spec.initial_checkpoint and restore.base_step == FIRST_STEP:

@@ -12,7 +12,6 @@ from control_plane.core import (
     accounting,
     breakers,
     checkpoints,
-    faults,
     hangs,
     incidents,
     launch,
@@ -22,7 +21,7 @@ from control_plane.core import (
 from control_plane.core.actions import EventDraft
 from control_plane.core.evidence import first_passed_at, is_silent, passed_at
 from control_plane.core.incidents import incident_id
-from control_plane.core.job.view import JobView, passed_by_all, with_record
+from control_plane.core.job.view import JobView, highest, passed_by_all, reached, with_record
 from control_plane.core.observed.facts import FailedAlike
 from control_plane.core.observed.jobs import MAX_NAMED_OUTPUTS, Trial, UnstoredOutputs
 from control_plane.core.observed.nodes import Cause, Implication, Remedy
@@ -42,15 +41,13 @@ def with_progress(view: JobView) -> JobView:
     record, plan = view.record, view.plan
     coordinator = view.reports.get(plan.coordinator)
     status = coordinator.round if coordinator is not None else None
-    committed, proposed, committed_at = (
-        launch.committed_of(view.spec, view.seen, record),
-        record.proposed,
-        record.committed_at,
-    )
+    boundary = reached(view)
+    # All ranks have finished a committed step. A later one, such as after a restored backup, counts once all members
+    # have promised to join the next generation.
+    committed = min(boundary, launch.committed_of(view.spec, view.seen, record, view.now))
+    proposed, committed_at = record.proposed, record.committed_at
     if status is not None and status.committed >= committed:
         proposed, committed_at = status.proposed, status.committed_at_seconds or committed_at
-    # After a restored backup, agents report committed steps that the record does not contain. All ranks finished them.
-    boundary = max(record.boundary, faults.reached(view.reports), committed)
     is_dated = boundary == record.boundary and record.boundary_at is not None
     boundary_at = record.boundary_at if is_dated else passed_at(view.reports, boundary)
     incident = record.incident
@@ -87,7 +84,7 @@ def with_progress(view: JobView) -> JobView:
         boundary=boundary,
         boundary_at=boundary_at,
         stepped_at=stepped_at,
-        max_boundary=max(record.max_boundary, boundary, committed),
+        max_boundary=highest(view, boundary),
         target=max((report.target for report in view.reports.values() if report.target > 0), default=record.target),
         committed=committed,
         proposed=proposed,

@@ -16,7 +16,7 @@ from control_plane.core.job.losses import (
     with_implications,
 )
 from control_plane.core.job.outcome import change_state
-from control_plane.core.job.view import JobView, halt, has_agreed_stop, is_in_phase, with_record
+from control_plane.core.job.view import JobView, halt, has_agreed_stop, highest, is_in_phase, reached, with_record
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord, Response, RestartsRanks
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.observed.reasons import GenerationEnded, JobFact, JobNote, Restarts
@@ -41,9 +41,10 @@ def start_new_generation(
     leaving = tuple(moves.verdict(move) for move in moves.asked(view.record.moves) if move.is_announced and has_stopped)
     gone = tuple(verdict for verdict in view.verdicts.values() if verdict.is_final)
     done = {verdict.node_id for verdict in gone}
-    reached = max(view.record.boundary, faults.reached(view.reports))
+    boundary = reached(view)
+    max_boundary = highest(view, boundary)
     view = with_departures(view)
-    view, closed = with_incident(view, found, reached, decision=decision)
+    view, closed = with_incident(view, found, boundary, decision=decision)
     exclusions = exclusions_with(
         view, view.record, (*gone, *(verdict for verdict in leaving if verdict.node_id not in done))
     )
@@ -70,8 +71,8 @@ def start_new_generation(
         growth=None,
         suspicion=None,
         uploading=None,
-        boundary=reached,
-        max_boundary=max(record.max_boundary, reached),
+        boundary=boundary,
+        max_boundary=max_boundary,
         failures=breakers.remembered(record.failures, failure if is_own_making and not is_read else None, view.spec),
         failed_reads=reads,
         store_wait=store_wait.after_loads(view),
@@ -113,11 +114,11 @@ def _doubt_event(doubted: DoubtedCheckpoint) -> EventDraft:
 
 
 def with_incident(
-    view: JobView, found: tuple[Fault, ...], reached: Step, *, decision: Response | None = None
+    view: JobView, found: tuple[Fault, ...], reached_step: Step, *, decision: Response | None = None
 ) -> tuple[JobView, tuple[IncidentRecord, ...]]:
     """Store the incident of these faults in the job's record. Also return the earlier incident if it ends now."""
     before, record = view.record.incident, view.record
-    closed, incident = _incident_of(view, found, reached)
+    closed, incident = _incident_of(view, found, reached_step)
     if before is None or before.id != incident.id:
         unnoticed = accounting.microseconds(incident.opened_at) - accounting.microseconds(incident.failed_at)
         incident = replace(incident, node_microseconds_before=record.node_microseconds - unnoticed * record.node_count)
@@ -127,7 +128,7 @@ def with_incident(
 
 
 def _incident_of(
-    view: JobView, found: tuple[Fault, ...], reached: Step
+    view: JobView, found: tuple[Fault, ...], reached_step: Step
 ) -> tuple[tuple[IncidentRecord, ...], IncidentRecord]:
     before = view.record.incident
     if before is not None and before.state not in (IncidentState.REWORKING, IncidentState.CLOSED):
@@ -143,7 +144,7 @@ def _incident_of(
         view.plan.generation,
         found,
         decision=RestartsRanks(),
-        reached=reached,
+        reached=reached_step,
         now=view.now,
         earliest=_earliest_failure_at(view),
     )

@@ -6,20 +6,31 @@ from dataclasses import replace
 
 import msgspec
 
-from control_plane.core import accounting, breakers, drills, elastic, faults, incidents, launch, moves, witnesses
+from control_plane.core import (
+    accounting,
+    breakers,
+    claims,
+    drills,
+    elastic,
+    faults,
+    incidents,
+    launch,
+    moves,
+    witnesses,
+)
 from control_plane.core.actions import EventDraft
 from control_plane.core.evidence import NodeDisposition, NodeVerdict
 from control_plane.core.incidents import Fault
 from control_plane.core.job.losses import exclusions_with, loss_faults, with_losses
 from control_plane.core.job.sources import repeat_choice, restorable_step, step_to_keep
-from control_plane.core.job.view import JobView, watched_seconds, with_record
+from control_plane.core.job.view import JobView, reached, watched_seconds, with_record
 from control_plane.core.observed.facts import Absence, AloneFailedToLoad, NotPrepared
 from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import Departure
 from control_plane.core.observed.nodes import Cause, InstanceCondition, Remedy
 from control_plane.core.observed.reasons import JobFact, JobNote
 from control_plane.core.states import IncidentState
-from everstep.protocol.ids import NO_STEP, NodeId
+from everstep.protocol.ids import NodeId
 
 NODE_LOSS_CAUSES = (Cause.NODE_UNREACHABLE, Cause.NODE_FAULT, Cause.INSTANCE_TERMINATED, Cause.SHRUNK)
 
@@ -30,15 +41,14 @@ def with_late_reports(view: JobView) -> JobView:
     before = view.record.incident
     if before is None or before.state is not IncidentState.REPLACING:
         return view
-    members = [
-        node.member for node in view.nodes.values() if node.member is not None and node.member.run == view.spec.run
-    ]
-    ended = [
-        member.ended.boundary
-        for member in members
+    ended = {
+        node_id: member.ended.boundary
+        for node_id, node in view.nodes.items()
+        if (member := node.member) is not None and member.run == view.spec.run
         if member.ended is not None and member.ended.generation >= before.generation_before
-    ]
-    before = replace(before, reached_step=max(before.reached_step, *ended, NO_STEP))
+    }
+    finished = claims.reached(view.seen, view.record, ended, view.now)
+    before = replace(before, reached_step=max(before.reached_step, finished))
     view = with_record(view, incident=before)
     if view.record.generation != before.generation_before:
         return view
@@ -48,9 +58,7 @@ def with_late_reports(view: JobView) -> JobView:
         if before.cause is Cause.RANK_EXIT and fault.at < before.failed_at
     )
     view, before, earlier = _with_struck_rank(view, before, earlier)
-    incident = replace(
-        incidents.with_faults(before, earlier), reached_step=max(before.reached_step, faults.reached(view.reports))
-    )
+    incident = replace(incidents.with_faults(before, earlier), reached_step=max(before.reached_step, reached(view)))
     if before.cause in (*NODE_LOSS_CAUSES, Cause.GROUP_LOST):
         incident = incidents.with_failure_at(incident, faults.failing_since(view.reports, before.failed_at))
     incident = incidents.with_absence(incident, view.record.unwatched)
@@ -143,7 +151,7 @@ def without_unreachable(view: JobView) -> JobView:
     waited = {node_id: watched_seconds(view, at) for node_id, at in record.asked}
     if all(seconds <= timeouts.prepare_deadline_seconds for seconds in waited.values()):
         return view
-    left, floor = restorable_step(view, record, roll), launch.floor_of(view.spec, view.seen, record)
+    left, floor = restorable_step(view, record, roll), launch.floor_of(view.spec, view.seen, record, view.now)
     late_seconds, silent_seconds = timeouts.exclude_seconds, timeouts.prepare_deadline_seconds
     silence = Absence.SILENT
     # The member may hold the only copy of a shard.

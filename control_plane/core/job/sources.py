@@ -13,7 +13,7 @@ from everstep.protocol.ids import FIRST_STEP, NodeId, Step
 
 def restorable_step(view: JobView, record: JobRecord, roll: launch.Roll) -> Step:
     """Return the newest step that every rank can restore from memory of promised members, or from S3."""
-    return recovery.choose(launch.survey(view.spec, view.seen, record, roll)).base_step
+    return recovery.choose(launch.survey(view.spec, view.seen, record, roll, view.now)).base_step
 
 
 def restorable_step_without(view: JobView, node_id: NodeId | None) -> Step:
@@ -32,7 +32,7 @@ def step_left_in_s3(view: JobView, roll: launch.Roll) -> tuple[Step, Step]:
 
 def step_to_keep(view: JobView, roll: launch.Roll) -> Step:
     """Return the step that must stay restorable: at most the newest that promised members and S3 can restore."""
-    floor = launch.floor_of(view.spec, view.seen, view.record)
+    floor = launch.floor_of(view.spec, view.seen, view.record, view.now)
     return floor if roll.late or roll.unreachable else min(floor, restorable_step(view, view.record, roll))
 
 

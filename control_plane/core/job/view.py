@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 from msgspec import structs
 
-from control_plane.core import accounting, checkpoints, faults
+from control_plane.core import accounting, checkpoints, claims, faults
 from control_plane.core.actions import EventDraft, Send
 from control_plane.core.evidence import (
     NodeVerdict,
@@ -248,6 +248,18 @@ def have_all_succeeded(reports: Mapping[NodeId, MemberReport], world_size: int) 
 def rank_exits(reports: Mapping[NodeId, MemberReport]) -> list[RankExit]:
     """Return the exit of each ended rank, as the members' agents report it."""
     return [rank.exit for report in reports.values() for rank in report.ranks if rank.exit is not None]
+
+
+def reached(view: JobView) -> Step:
+    """Return the newest step that a rank of the newest generation has finished, as far as one node may claim it."""
+    named = claims.of_reports(view.reports)
+    return max(view.record.boundary, claims.reached(view.seen, view.record, named, view.now))
+
+
+def highest(view: JobView, boundary: Step) -> Step:
+    """Return the highest step that a rank has finished, which is never lowered, so it needs a second node's claim."""
+    is_witnessed = claims.are_witnessed(view.seen, claims.of_reports(view.reports))
+    return max(view.record.max_boundary, boundary) if is_witnessed else view.record.max_boundary
 
 
 def passed_by_all(view: JobView) -> Step:

@@ -217,6 +217,16 @@ class RankLoadFailed(Value, frozen=True, tag="LoadFailed"):
     text: str
 
 
+class ShardDiffers(Value, frozen=True):
+    """A node restored a shard, and its state is not the one that the shard's former owner sealed."""
+
+    node_id: NodeId
+    rank: Rank
+    step: Step
+    source: str
+    """The node with the copy. Empty for S3 and a rebuild by parity."""
+
+
 class AloneFailedToLoad(Value, frozen=True):
     """The node alone could not load a step."""
 
@@ -383,6 +393,7 @@ Fact: TypeAlias = (
     | AgentRestarted
     | RankEnded
     | RankLoadFailed
+    | ShardDiffers
     | AloneFailedToLoad
     | ShardsLost
     | Standstill

@@ -104,6 +104,8 @@ class RefusedSource:
     step: Step
     is_object: bool = False
     """True for an object in S3. False for a slot in the memory of any node."""
+    digest: bytes = b""
+    """Digest of the refused content. Empty if all contents are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,7 @@ from tests.unit.control_plane.core.cluster import spec_of
 from tests.unit.worker.rank_plans import rank_plan
 
 SPEC = spec_of("gpt", "a", 4, 2)
+NOW = 100.0
 POLICY = Policy(timeouts=ladder(3.0))
 
 
@@ -80,7 +81,7 @@ def committed(recorded: int, *reports: MemberReport) -> int:
     seen = JobObserved(
         record=record, plan=None, lineage=LINEAGE, checkpoints=(), assigned=(), nodes=nodes, is_admitted=True
     )
-    return launch.committed_of(SPEC, seen, record)
+    return launch.committed_of(SPEC, seen, record, NOW)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +204,7 @@ def test_a_plan_has_the_settings_of_checkpoints_and_0_for_those_that_are_not_set
     seen, known = ready(**record)
     roll = launch.call_roll(SPEC, seen, known, POLICY)
     assert (roll.is_complete, roll.vacancy_count) == (True, 0)
-    plan, _ = launch.make_plan(replace(SPEC, **spec), seen, known, roll, POLICY)
+    plan, _ = launch.make_plan(replace(SPEC, **spec), seen, known, roll, POLICY, NOW)
     made = plan.checkpoint
     assert (
         made.interval_seconds,
@@ -219,7 +220,7 @@ def test_a_plan_has_the_settings_of_checkpoints_and_0_for_those_that_are_not_set
 def test_a_plan_of_a_job_with_several_sizes_is_elastic(least: int, most: int, is_elastic: bool) -> None:
     seen, known = ready()
     spec = replace(SPEC, min_node_count=least, max_node_count=most)
-    plan, _ = launch.make_plan(spec, seen, known, launch.call_roll(SPEC, seen, known, POLICY), POLICY)
+    plan, _ = launch.make_plan(spec, seen, known, launch.call_roll(SPEC, seen, known, POLICY), POLICY, NOW)
     assert plan.is_elastic is is_elastic
 
 
@@ -232,7 +233,7 @@ def test_the_port_of_a_launch_follows_from_its_run_and_generation() -> None:
             for name, each in seen.nodes.items()
         }
         seen, spec = replace(seen, nodes=nodes), replace(SPEC, run=RunId(run))
-        plan, _ = launch.make_plan(spec, seen, known, launch.call_roll(spec, seen, known, POLICY), POLICY)
+        plan, _ = launch.make_plan(spec, seen, known, launch.call_roll(spec, seen, known, POLICY), POLICY, NOW)
         ports.append(plan.master_port)
     first = launch.MASTER_PORTS[0]
     assert ports == [first, first + 1, first + 16, first]
@@ -263,13 +264,13 @@ def test_a_coordinator_whose_agent_was_lost_is_not_chosen_again(cause: Cause | N
         )
         known = replace(known, incident=incident)
     roll = launch.call_roll(SPEC, seen, known, POLICY)
-    first, _ = launch.make_plan(SPEC, seen, known, roll, POLICY)
+    first, _ = launch.make_plan(SPEC, seen, known, roll, POLICY, NOW)
     assert first.coordinator == "i-0", "there was none before"
-    again, _ = launch.make_plan(SPEC, replace(seen, plan=first), known, roll, POLICY)
+    again, _ = launch.make_plan(SPEC, replace(seen, plan=first), known, roll, POLICY, NOW)
     assert again.coordinator == coordinator
     alone = spec_of("gpt", "a", 1, 1)
     few = replace(seen, plan=first, assigned=seen.assigned[:1])
-    only, _ = launch.make_plan(alone, few, known, launch.call_roll(alone, few, known, POLICY), POLICY)
+    only, _ = launch.make_plan(alone, few, known, launch.call_roll(alone, few, known, POLICY), POLICY, NOW)
     assert only.coordinator == "i-0", "it has no other member"
 
 
@@ -314,8 +315,8 @@ def test_a_job_grows_by_the_nodes_whose_agents_report(silent: int, count: int) -
 @pytest.mark.parametrize(("recorded", "floor"), [(-1, 10), (9, 10), (11, 11)])
 def test_no_step_before_the_newest_restore_is_lost(recorded: int, floor: int) -> None:
     seen, known = ready(committed=Step(recorded))
-    assert launch.floor_of(SPEC, replace(seen, lineage=LINEAGE), known) == floor
-    assert launch.floor_of(SPEC, seen, known) == 0, "no generation has started"
+    assert launch.floor_of(SPEC, replace(seen, lineage=LINEAGE), known, NOW) == floor
+    assert launch.floor_of(SPEC, seen, known, NOW) == 0, "no generation has started"
 
 
 def test_copies_are_in_different_domains_and_rank_0_is_on_the_first_node() -> None:
@@ -325,7 +326,7 @@ def test_copies_are_in_different_domains_and_rank_0_is_on_the_first_node() -> No
         for place, (name, each) in enumerate(seen.nodes.items())
     }
     seen = replace(seen, nodes=nodes)
-    plan, _ = launch.make_plan(SPEC, seen, known, launch.call_roll(SPEC, seen, known, POLICY), POLICY)
+    plan, _ = launch.make_plan(SPEC, seen, known, launch.call_roll(SPEC, seen, known, POLICY), POLICY, NOW)
     assert all(nodes[rank.holders[0]].domain != nodes[rank.holders[1]].domain for rank in plan.ranks)
     assert plan.master_address == nodes[plan.nodes[0].node_id].address
 

@@ -7,12 +7,17 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from control_plane.accounts.facts import sentence
 from control_plane.core.job.launching import load_and_start
+from control_plane.core.observed.jobs import JobRecord
+from control_plane.core.observed.nodes import Cause
 from control_plane.core.observed.spans import Bucket
+from control_plane.core.observed.steps import RefusedSource, SealedStates, StepStates
 from control_plane.core.states import JobState
-from everstep.protocol.agent_messages import MemberPhase, MemberReport, NodeFault
-from everstep.protocol.ids import Step
-from tests.unit.control_plane.core.test_job_view import KILLED, NOW, checkpoint, made, report
+from everstep.protocol.agent_messages import MemberPhase, MemberReport, NodeFault, ShardProtection
+from everstep.protocol.ids import Generation, Rank, Step
+from everstep.protocol.plan import ShardSource
+from tests.unit.control_plane.core.test_job_view import KILLED, NOW, TWO, checkpoint, made, report
 from tests.unit.worker.rank_plans import rank_plan
 
 PROMISED, LOADED, RUNNING = (
@@ -91,3 +96,51 @@ def test_a_rank_that_fails_in_its_start_counts_against_the_job() -> None:
 def test_the_first_load_starts_the_runtime(record: dict[str, Any], expected: tuple[float, int]) -> None:
     found = launched(JobState.LOADING, LOADED, **record)
     assert (found.started_at, found.paused_microseconds_before_start) == expected
+
+
+def test_a_copy_that_is_not_the_state_of_its_former_owner_is_not_trained_on() -> None:
+    source = ShardSource(
+        kind="peer", origin_generation=Generation(1), step=Step(5), digest=b"x" * 16, payload_bytes=1, node_id=TWO
+    )
+    made_plan = rank_plan(addresses=("a", "b"), generation=2)
+    ranks = tuple(structs.replace(rank, sources=(source,)) for rank in made_plan.ranks)
+    plan = structs.replace(made_plan, base_step=Step(5), ranks=ranks)
+    sealed = StepStates(step=Step(5), digests=b"a" * 8 + b"b" * 8)
+    record = {
+        "state": JobState.LOADING,
+        "accounted_until": NOW,
+        "generation": plan.generation,
+        "states": SealedStates(generation=Generation(1), world_size=2, newest=(sealed,)),
+    }
+
+    def loaded(*digests: bytes) -> JobRecord:
+        reports = [
+            structs.replace(
+                report(rank, phase=MemberPhase.LOADED, boundary=0),
+                generation=plan.generation,
+                protection=(
+                    ShardProtection(
+                        rank=Rank(rank),
+                        holders=(),
+                        in_view=(),
+                        committed=Step(-1),
+                        payload_bytes=1,
+                        states=((Step(5), digest),),
+                    ),
+                ),
+            )
+            for rank, digest in enumerate(digests)
+        ]
+        return load_and_start(made(record, *reports, plan=plan)).record
+
+    assert loaded(b"a" * 8, b"b" * 8).state is JobState.STARTING
+    found = loaded(b"a" * 8, b"z" * 8)
+    assert found.state is JobState.PREPARING
+    refused = RefusedSource(rank=Rank(1), origin_generation=Generation(1), step=Step(5), digest=source.digest)
+    assert found.refused == (refused,)
+    assert found.failures == ()
+    assert found.incident is not None
+    assert found.incident.cause is Cause.LOAD_FAILED
+    assert sentence(found.incident.evidence[0]) == (
+        f"{TWO} restored step 5 of rank 1, and the copy of {TWO} is not the state that the rank's former node reported"
+    )

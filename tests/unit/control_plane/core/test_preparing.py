@@ -15,6 +15,7 @@ from control_plane.core.observed.nodes import Cause
 from control_plane.core.observed.reasons import AwaitsConsent, JobFact, JobNote, Waits
 from control_plane.core.observed.steps import RefusedSource
 from control_plane.core.states import JobState
+from everstep.protocol.agent_messages import MemberPhase
 from everstep.protocol.ids import NO_STEP, Generation, NodeId, Rank, Step
 from everstep.protocol.plan import SlotRecord
 from tests.unit.control_plane.core.test_job_view import NOW, ONE, POLICY, TWO, checkpoint
@@ -43,8 +44,11 @@ def test_a_job_takes_the_number_after_the_highest_that_any_agent_reports() -> No
 )
 def test_every_rank_has_finished_a_committed_step(boundary: int, expected: tuple[int, float | None, int]) -> None:
     record = {"boundary": Step(boundary), "boundary_at": 5.0, "max_boundary": Step(boundary)}
-    found = prepare(preparing(node(ONE), node(TWO), record=record)).record
+    late = structs.replace(promised(*BOTH), phase=MemberPhase.EXITED)
+    found = prepare(preparing(node(ONE, late), node(TWO, late), record=record)).record
     assert (found.boundary, found.boundary_at, found.max_boundary) == expected
+    alone = prepare(preparing(node(ONE, late), node(TWO), record=record)).record
+    assert (alone.boundary, alone.max_boundary) == (expected[0], boundary), "one node alone names the step"
 
 
 @pytest.mark.parametrize(

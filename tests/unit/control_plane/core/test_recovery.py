@@ -277,3 +277,53 @@ def test_a_checkpoint_with_a_shard_of_an_abandoned_branch_leads_nowhere() -> Non
     found = survey({}, checkpoints=(replace(mixed, shards=(mixed.shards[0], other)),))
     assert recovery.stored(found, Step(12)) is None
     assert recovery.stored(survey({}, checkpoints=(mixed,)), Step(12)) == mixed
+
+
+def forged(rank: int, origin: int, step: int) -> SlotRecord:
+    return structs.replace(slot(rank, origin, step), digest=b"x" * 16)
+
+
+OWNERS = {Rank(0): A, Rank(1): B}
+OF_B = [slot(1, 2, 12), slot(1, 2, 11)]
+
+
+def sources_of_rank_0(inventories: dict[NodeId, list[SlotRecord]], **changes: object) -> list[tuple[NodeId, bytes]]:
+    """Return node and digest of the sources of rank 0."""
+    restore = recovery.choose(survey(inventories, **{"former_owners": OWNERS, **changes}))
+    assert restore.base_step == 12
+    return [(source.node_id or NodeId(""), source.digest) for source in restore.sources[0]]
+
+
+def test_a_copy_that_differs_from_the_owners_slot_is_no_source() -> None:
+    mine = slot(0, 2, 12)
+    assert sources_of_rank_0({A: [mine], B: [forged(0, 2, 12), *OF_B]}) == [(A, mine.digest)]
+
+
+def test_without_the_owner_the_content_that_most_nodes_have_is_restored() -> None:
+    copy = slot(0, 2, 12)
+    found = sources_of_rank_0({B: [forged(0, 2, 12), *OF_B], C: [copy], D: [copy]}, owners=[C, B])
+    assert {digest for _, digest in found} == {copy.digest}
+
+
+def test_after_one_content_is_refused_another_one_is_restored() -> None:
+    copy, wrong = slot(0, 2, 12), forged(0, 2, 12)
+    refused = RefusedSource(rank=Rank(0), origin_generation=Generation(2), step=Step(12), digest=wrong.digest)
+    inventories = {B: [wrong, *OF_B], C: [copy]}
+    assert sources_of_rank_0(inventories, owners=[D, B], refused=(refused,)) == [(C, copy.digest)]
+
+
+def test_a_step_that_only_one_node_names_needs_the_consent_of_each_owner() -> None:
+    invented = {A: [slot(0, 2, 12)], B: [slot(0, 2, 13), slot(1, 2, 13), *OF_B]}
+    assert recovery.choose(survey(invented, former_owners=OWNERS, supported=Step(12))).base_step == 12
+    without_owner = {C: [], B: invented[B]}
+    assert recovery.choose(survey(without_owner, former_owners=OWNERS, supported=Step(12))).base_step == 13
+
+
+def test_an_owner_that_lost_its_slot_does_not_hide_a_step_that_two_nodes_name() -> None:
+    inventories = {A: [slot(0, 2, 11)], B: [slot(0, 2, 12), *OF_B]}
+    assert recovery.choose(survey(inventories, former_owners=OWNERS, supported=Step(12))).base_step == 12
+
+
+def test_no_step_above_the_limit_is_restored() -> None:
+    inventories = {A: [slot(0, 2, 12), slot(0, 2, 11)], B: [slot(1, 2, 12), slot(1, 2, 11)]}
+    assert recovery.choose(survey(inventories, limit=Step(11))).base_step == 11

@@ -10,10 +10,10 @@ import pytest
 
 from control_plane.core.actions import EventDraft
 from control_plane.core.observed.steps import SealedStates
-from control_plane.core.repeated_steps import followed
+from control_plane.core.repeated_steps import followed, wrong_bases
 from everstep.protocol.agent_messages import MemberPhase, MemberReport, ShardProtection, state_count
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, Step
-from everstep.protocol.plan import GenerationPlan, Relayout
+from everstep.protocol.plan import GenerationPlan, Relayout, ShardSource
 from everstep.protocol.slot import STATE_DIGEST_BYTES
 from tests.unit.worker.rank_plans import RUN, rank_plan
 
@@ -124,3 +124,37 @@ def test_the_digests_of_1024_ranks_take_little_room() -> None:
     sealed = {rank: {step: step for step in range(1, 9)} for rank in range(1024)}
     states, _ = followed(SealedStates(), many, reports(sealed))
     assert len(msgspec.json.encode(states)) < 25_000
+
+
+def restored(origin: int, base: int, *, nodes: int = 2, **changes: Any) -> GenerationPlan:
+    """Return a plan that restores a step which generation `origin` made."""
+    made = plan(2, base, nodes=nodes, **changes)
+    source = ShardSource(
+        kind="peer", origin_generation=Generation(origin), step=Step(base), digest=bytes(16), payload_bytes=1
+    )
+    ranks = tuple(msgspec.structs.replace(rank, sources=(source,)) for rank in made.ranks)
+    return msgspec.structs.replace(made, ranks=ranks)
+
+
+def test_a_restored_state_that_the_former_owner_did_not_seal_is_wrong() -> None:
+    states, _ = found((plan(), BEFORE))
+    assert wrong_bases(states, restored(1, 12), reports({0: {12: 9}, 1: {12: 6}})) == {0: "i-0"}
+    assert wrong_bases(states, restored(1, 12), reports({0: {12: 2}, 1: {12: 7}})) == {1: "i-1"}
+
+
+@pytest.mark.parametrize(
+    ("of_plan", "loaded"),
+    [
+        pytest.param(restored(1, 12), {0: {12: 2}, 1: {12: 6}}, id="equal"),
+        pytest.param(restored(1, 12), {0: {}}, id="agents that report no digest"),
+        pytest.param(restored(1, 14), {0: {14: 9}}, id="a step that the owner has not reported"),
+        pytest.param(restored(1, 13), {1: {13: 9}}, id="a step that this rank has not reported"),
+        pytest.param(restored(0, 12), {0: {12: 9}}, id="another generation made the base"),
+        pytest.param(restored(1, 12, nodes=3), {0: {12: 9}}, id="another number of ranks"),
+        pytest.param(restored(1, 12, relayout=Relayout(world_size=2, shards=())), {0: {12: 9}}, id="another layout"),
+        pytest.param(restored(1, 12), {2: {12: 9}}, id="a rank that does not exist"),
+    ],
+)
+def test_without_the_owners_digest_no_restored_state_is_wrong(of_plan: GenerationPlan, loaded: Sealed) -> None:
+    states, _ = found((plan(), BEFORE))
+    assert wrong_bases(states, of_plan, reports(loaded)) == {}

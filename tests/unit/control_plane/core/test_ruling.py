@@ -50,6 +50,7 @@ def failing(
         node(TWO, None if two is None else promised(*two)),
         record={
             "failures": (EARLIER, EARLIER, FAILURE),
+            "max_boundary": Step(9),
             "incident": incident(IncidentState.REPLACING),
             **record,
         },
