@@ -146,6 +146,12 @@ def exit_of(fleet: Fleet, rank: int) -> ExitClass | None:
     return ended.exit_class if ended is not None else None
 
 
+def states(fleet: Fleet, node: Node) -> dict[Step, bytes]:
+    """Return the digests of the node's newest states, as its agent reports them."""
+    member = fleet.control.member(node.id)
+    return dict(member.protection[0].states) if member is not None and member.protection else {}
+
+
 async def come_back_empty(node: Node) -> None:
     """Replace a node's machine by a new one, without slots and without a promise on disk."""
     await node.gone()
@@ -159,6 +165,8 @@ async def test_a_new_node_gets_its_shard_from_a_peer(fleet: Fleet, is_newer: boo
     await fleet.launch()
     await fleet.train(4)
     lost = fleet.nodes[1]
+    await until("the digest of step 4", lambda: 4 in states(fleet, lost))
+    sealed = states(fleet, lost)
     await come_back_empty(lost)
     await fleet.launch()
     check_restored(fleet)
@@ -166,7 +174,10 @@ async def test_a_new_node_gets_its_shard_from_a_peer(fleet: Fleet, is_newer: boo
     assert member is not None
     assert member.restored_from == ("peer",)
     assert fleet.plan is not None
-    await fleet.train(fleet.plan.base_step + 2)
+    base = fleet.plan.base_step
+    await until("the digest of the restored state", lambda: base in states(fleet, lost))
+    assert states(fleet, lost)[base] == sealed[base]
+    await fleet.train(base + 2)
 
 
 @pytest.mark.parametrize("slot_count", [4, 100], ids=["of which there is just enough", "of which there is plenty"])
