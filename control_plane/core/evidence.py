@@ -26,12 +26,10 @@ from control_plane.core import remedies
 from control_plane.core.observed import facts
 from control_plane.core.observed.jobs import AgentSilence, Impairment
 from control_plane.core.observed.nodes import Cause, InstanceCondition, NodeObserved, Remedy
-from everstep.protocol.agent_messages import FaultCode, MemberReport
+from everstep.protocol.agent_messages import MemberReport
 from everstep.protocol.ids import NO_STEP, NodeId, Step
 from everstep.protocol.plan import Timeouts
 
-NODE_FAULTS = frozenset({FaultCode.RANKS_NOT_GONE})
-"""Fault codes in an agent's report about a job that make the node unusable. All other codes are faults of the job."""
 COUNTER_EVIDENCE_BOUNDARIES = 2
 """Number of steps that proves a silent node's ranks alive. A single step may have been under way already."""
 WATCHED_FROM_LEASES = 2 / 3
@@ -166,12 +164,7 @@ def _own_word(
     """Return the verdict from the reports of the node's own agent, or None."""
     if is_silent(node, timeouts):
         return None
-    of_job = (
-        next((fault for fault in node.member.faults if fault.code in NODE_FAULTS), None)
-        if node.member is not None
-        else None
-    )
-    found = remedies.worst([*([of_job] if of_job is not None else []), *node.faults], node.history, now)
+    found = remedies.worst(node.faults, node.history, now)
     if found is None:
         return None
     verdict = NodeVerdict(
@@ -184,7 +177,7 @@ def _own_word(
         remedy=found.remedy,
         what=found.what,
     )
-    is_of_use = is_stepping or (is_launching and of_job is None)
+    is_of_use = is_stepping or is_launching
     return replace(verdict, disposition=NodeDisposition.IMPAIRED, is_final=False) if is_of_use else verdict
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from control_plane.core import tracebacks
-from control_plane.core.evidence import NODE_FAULTS, NodeDisposition, NodeVerdict, is_silent
+from control_plane.core.evidence import NodeDisposition, NodeVerdict, is_silent
 from control_plane.core.incidents import Fault
 from control_plane.core.observed import facts
 from control_plane.core.observed.incidents import FailureRecord
@@ -334,7 +334,7 @@ def permanent(reports: Mapping[NodeId, MemberReport], *, has_trained: bool) -> N
 
 
 def _permanent_faults(report: MemberReport) -> list[NodeFault]:
-    return [each for each in report.faults if each.is_permanent and each.code not in NODE_FAULTS]
+    return [each for each in report.faults if each.is_permanent]
 
 
 def gone(verdict: NodeVerdict) -> NodeVerdict:

@@ -21,7 +21,7 @@ from control_plane.core.observed.facts import LostEachOther
 from control_plane.core.observed.incidents import CheckpointWait, CheckpointWaitKind
 from control_plane.core.observed.jobs import Departure
 from control_plane.core.observed.nodes import Cause, Implication, InstanceCondition, NodeObserved, Remedy
-from everstep.protocol.agent_messages import MemberReport
+from everstep.protocol.agent_messages import FaultCode, MemberReport
 from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan, RankPlan, Timeouts
 
@@ -126,13 +126,16 @@ def is_ready(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
 
 
 def is_in_service(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
-    """Return whether a job's ranks can run on a node: its agent reports, and AWS does not end the instance."""
+    """Return whether a job's ranks can run on a node: its agent reports, all older ranks have ended, and AWS does
+    not end the instance.
+    """
     return (
         node.is_connected
         and node.has_reported
         and not is_silent(node, timeouts)
         and node.instance is not InstanceCondition.ENDED
         and notices.urgent(node, now) is None
+        and all(fault.code != FaultCode.RANKS_NOT_GONE for fault in node.faults)
     )
 
 

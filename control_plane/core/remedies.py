@@ -49,7 +49,7 @@ https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html: IGNORE is 
 and RESTART_VM are REBOOT, RESTART_BM and CHECK_MECHANICALS are REPLACE.
 """
 FAULTS: Mapping[str, Remedy] = {
-    FaultCode.RANKS_NOT_GONE: Remedy.REPLACE,
+    FaultCode.RANKS_NOT_GONE: Remedy.NONE,
     FaultCode.GPU_ECC: Remedy.REBOOT,
     FaultCode.GPU_LOST: Remedy.REPLACE,
     FaultCode.GPU_THROTTLED: Remedy.NONE,
@@ -66,7 +66,8 @@ FAULTS: Mapping[str, Remedy] = {
 """Remedies by fault code. `gpu_xid` uses `XID` instead.
 
 A wrong result of a test can have a transient cause. If a disk does not respond, processes that access it hang in the
-kernel until a reboot. Throttling, network errors, a full disk and low memory are temporary or caused by the job.
+kernel until a reboot. Throttling, network errors, a full disk and low memory are temporary or caused by the job, as are processes that end
+slowly: the kernel first writes their dirty pages and frees their memory.
 """
 OF_HARDWARE = (Remedy.REBOOT, Remedy.REPLACE)
 

@@ -110,8 +110,7 @@ class Commands:
     async def _execute(self, command: Message | _OutputsStored) -> None:
         match command:
             case Prepare():
-                if self.lifecycle.must_promise(command):
-                    await self.departure.release_other(command.run)
+                if self.lifecycle.must_promise(command) and await self.departure.release_other(command.run):
                     self.sources.stop()
                     await self.burn_in.stop()
                     await self.lifecycle.prepare(command)

@@ -101,12 +101,16 @@ class Departure:
         if membership == self.promise.membership and is_recorded:
             await self._release(membership.run, wait_seconds=0.0)
 
-    async def release_other(self, run: RunId) -> None:
-        """Remove the node's current run, unless it is `run`. In that case, only cancel a removal that waits."""
+    async def release_other(self, run: RunId) -> bool:
+        """Remove the node's current run, unless it is `run`. In that case, only cancel a removal that waits.
+
+        Return False if processes of the current run do not end. The control plane repeats its command.
+        """
         other = self.promise.run
         if other is not None and other != run:
             await self._release(other)
         await end(self._waiting)
+        return self.promise.run in (None, run)
 
     async def _release(self, run: RunId, *, wait_seconds: float = LEAVING_SECONDS) -> None:
         if self.promise.run not in (None, run):
@@ -114,6 +118,9 @@ class Departure:
         log.info("release run %s", run)
         self.lifecycle.is_unsettled = True
         await self.lifecycle.end_member()
+        if not await self.lifecycle.has_ended(run):
+            self.lifecycle.is_unsettled = False
+            return
         await self.outputs.wait(wait_seconds)
         if self.outputs.is_pending:
             log.error("run %s is released before all output of its ranks is in S3; the rest is lost", run)

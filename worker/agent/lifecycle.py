@@ -15,7 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -53,6 +53,8 @@ from worker.shm.store import SlotStore
 from worker.tasks import end, together
 
 log = logging.getLogger(__name__)
+RECHECK_SECONDS: Final = 1.0
+"""Time between two attempts to end the processes of an older generation."""
 T = TypeVar("T")
 
 
@@ -197,11 +199,33 @@ class Lifecycle:
         """End all ranks of older generations, as the new promise requires, and list what they left on this node."""
         self.is_unsettled = True
         await self.end_member()
+        if await self.has_ended(membership.run):
+            self._settle(membership)
+        else:
+            self._begin(self._await_end(membership))
+
+    async def has_ended(self, run: RunId) -> bool:
+        """Return whether no process of a run's ranks exists. Otherwise report the fault RANKS_NOT_GONE."""
         self.faults = ()
         try:
-            await self.supervisor.prove_gone(membership.run)
+            await self.supervisor.prove_gone(run)
         except RanksNotGone as error:
-            self.faults = (NodeFault(code=FaultCode.RANKS_NOT_GONE, message=cut(str(error)), is_permanent=False),)
+            log.warning("%s", error)
+            self.fault(FaultCode.RANKS_NOT_GONE, str(error))
+            return False
+        return True
+
+    async def _await_end(self, membership: Membership) -> None:
+        # The kernel does not end a process before it has written its dirty pages and freed its memory, which takes
+        # minutes after some scripts. The node is sound, so it keeps no promise meanwhile, and reports no worse fault.
+        has_ended = False
+        while not has_ended:
+            await asyncio.sleep(RECHECK_SECONDS)
+            has_ended = await self.has_ended(membership.run)
+        self._settle(membership)
+        self.on_change()
+
+    def _settle(self, membership: Membership) -> None:
         self.node.store.open_run(membership.job, membership.run)
         self.remains = Remains.of(self.node.store)
         self.exits = {}

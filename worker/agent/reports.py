@@ -102,7 +102,8 @@ class AgentReports:
     def _node_faults(self) -> tuple[NodeFault, ...]:
         of_devices = self.usage.faults()
         # With a promise, the member's report has the faults of the lifecycle.
-        of_lifecycle = self.lifecycle.faults if self.lifecycle.promise.value is None else ()
+        has_member = self.lifecycle.promise.value is not None and not self.lifecycle.is_unsettled
+        of_lifecycle = () if has_member else self.lifecycle.faults
         return (*of_devices, *self.full_disks.faults(of_devices), *of_lifecycle)[:MAX_FAULTS]
 
     def _member(self) -> MemberReport | None:

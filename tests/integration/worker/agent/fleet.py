@@ -98,6 +98,7 @@ from tests.fakes.storage import MemoryAws, MemoryObjectStore
 from tests.newer_release import of_newer_release
 from worker.agent.agent import Agent
 from worker.agent.settings import AgentSettings
+from worker.errors import RanksNotGone
 from worker.node.health.memory import ProcessMemory
 from worker.node.health.watch import HealthWatch
 from worker.node.unix_socket import listen_private
@@ -489,6 +490,8 @@ class Shim:
         self.proof = asyncio.Event()
         """Set while the node can prove that no rank of an older generation is alive. Tests clear it."""
         self.proof.set()
+        self.remaining = 0
+        """Number of further calls of `prove_gone` that fail, because processes of older ranks do not end."""
         self.records: tuple[RankRecord, ...] = ()
         """Real processes that represent ranks, in tests that need processes."""
 
@@ -518,6 +521,9 @@ class Shim:
     async def prove_gone(self, run: RunId | None) -> None:
         assert not self._tasks
         await self.proof.wait()
+        if self.remaining:
+            self.remaining -= 1
+            raise RanksNotGone("pid 7 still exists")
 
     async def stop_all(self) -> None:
         for rank in list(self._tasks):

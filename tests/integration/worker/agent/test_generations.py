@@ -65,6 +65,7 @@ from tests.integration.worker.agent.fleet import (
     payload,
     until,
 )
+from worker.agent import lifecycle
 from worker.agent.promise import Promise, PromiseFile
 from worker.core.metric_outbox import MAX_SENT
 from worker.core.rounds import NONE
@@ -178,6 +179,51 @@ async def test_a_new_node_gets_its_shard_from_a_peer(fleet: Fleet, is_newer: boo
     await until("the digest of the restored state", lambda: base in states(fleet, lost))
     assert states(fleet, lost)[base] == sealed[base]
     await fleet.train(base + 2)
+
+
+def node_faults(fleet: Fleet, node: Node) -> list[str]:
+    return [fault.code for fault in fleet.control.reports[node.id].faults]
+
+
+async def test_a_node_promises_nothing_until_the_processes_of_its_ranks_have_ended(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "RECHECK_SECONDS", 0.0)
+    await fleet.launch()
+    await fleet.train(2)
+    slow = fleet.nodes[1]
+    slow.shim.remaining = 10**9
+    preparing = asyncio.create_task(fleet.prepare())
+    await until("the fault", lambda: "ranks_not_gone" in node_faults(fleet, slow))
+    await until("the other promises", lambda: fleet.control.member(fleet.nodes[2].id))
+    assert fleet.control.member(slow.id) is None
+    slow.shim.remaining = 0
+    await preparing
+    await until("the end of the fault", lambda: node_faults(fleet, slow) == [])
+    member = fleet.control.member(slow.id)
+    assert member is not None
+    assert member.faults == ()
+    assert {record.step for record in member.inventory} >= {2}
+    await fleet.load()
+    await fleet.start()
+    check_restored(fleet)
+
+
+async def test_a_node_keeps_a_run_until_the_processes_of_its_ranks_have_ended(fleet: Fleet) -> None:
+    await fleet.launch()
+    slow = fleet.nodes[1]
+    slow.shim.remaining = 1
+    await fleet.send(slow, Release(run=RUN))
+    await until(
+        "the fault",
+        lambda: (
+            (member := fleet.control.member(slow.id)) is not None
+            and [fault.code for fault in member.faults] == ["ranks_not_gone"]
+        ),
+    )
+    assert slow.shim.forgotten == []
+    await fleet.release()
+    assert slow.shim.forgotten == [RUN]
 
 
 @pytest.mark.parametrize("slot_count", [4, 100], ids=["of which there is just enough", "of which there is plenty"])

@@ -251,7 +251,7 @@ async def test_a_state_that_fits_no_other_layout_ends_the_job(fleet: Fleet, code
 @pytest.mark.security
 @pytest.mark.parametrize("code", ["ranks_not_gone", "gpu_lost", "source_mismatch", "of_a_newer_library"])
 async def test_a_rank_does_not_speak_for_its_node(fleet: Fleet, code: str) -> None:
-    """The control plane terminates a node whose own agent reports `ranks_not_gone`."""
+    """The control plane terminates a node whose own agent reports `gpu_lost`."""
     await fleet.launch()
     fleet.ranks[0].fail(code)
     await until("the fault", lambda: faults_of(fleet, fleet.nodes[0]))

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from control_plane.accounts.facts import sentence
-from control_plane.core import evidence
+from control_plane.core import evidence, moves
 from control_plane.core.evidence import NodeDisposition, NodeProgress
 from control_plane.core.job.progress import MAX_OMITTED, unstored_outputs
 from control_plane.core.job.view import current_reports
@@ -141,13 +141,19 @@ def test_a_status_check_that_fails_on_a_node_that_speaks_means_nothing() -> None
     )
 
 
-def test_a_typed_fault_of_the_live_agent_is_its_own_word() -> None:
-    fault = NodeFault(code="ranks_not_gone", message="pid 7", is_permanent=False)
+def test_a_fault_of_the_job_is_no_fault_of_the_node() -> None:
+    fault = NodeFault(code="gpu_lost", message="a rank's words", is_permanent=False)
     member = MemberReport(
         job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, faults=(fault,)
     )
-    verdict = judge(node(member=member))
-    assert (verdict.disposition, verdict.cause, verdict.may_terminate) == (NodeDisposition.GONE, Cause.NODE_FAULT, True)
+    assert judge(node(member=member)).disposition is NodeDisposition.ALIVE
+
+
+def test_a_node_whose_processes_do_not_end_is_sound_but_not_in_service() -> None:
+    stuck = node(faults=(NodeFault(code="ranks_not_gone", message="pid 7", is_permanent=False),))
+    assert judge(stuck).disposition is NodeDisposition.ALIVE
+    assert moves.is_in_service(node(has_reported=True), NOW, LADDER)
+    assert not moves.is_in_service(replace(stuck, has_reported=True), NOW, LADDER)
 
 
 def track(known: tuple[AgentSilence, ...], seen: NodeObserved, boundary: int) -> tuple[AgentSilence, ...]:
@@ -312,14 +318,7 @@ def test_a_typed_fault_takes_a_member_from_no_launch_unless_it_can_promise_nothi
             is_launching=True,
         ).disposition
 
-    stuck = NodeFault(code="ranks_not_gone", message="pid 7", is_permanent=False)
-    member = MemberReport(
-        job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, faults=(stuck,)
-    )
-    assert [disposition(node(faults=(LOST,))), disposition(node(member=member))] == [
-        NodeDisposition.IMPAIRED,
-        NodeDisposition.GONE,
-    ]
+    assert disposition(node(faults=(LOST,))) is NodeDisposition.IMPAIRED
 
 
 def test_a_typed_fault_is_believed_of_a_live_agent_alone() -> None:

@@ -242,13 +242,6 @@ def test_memory_of_failures_is_bounded_and_a_lost_nodes_failures_are_forgiven() 
     assert breakers.forgiven(many, Generation(2)) == many
 
 
-def test_a_node_fault_is_not_the_jobs() -> None:
-    stuck = NodeFault(code="ranks_not_gone", message="", is_permanent=True)
-    refused = NodeFault(code="cannot_resume", message="no", is_permanent=True)
-    assert faults.permanent({NodeId("n0"): report(faults=(stuck,))}, has_trained=False) is None
-    assert faults.permanent({NodeId("n0"): report(faults=(stuck, refused))}, has_trained=False) == refused
-
-
 def test_a_job_that_has_trained_needs_two_nodes_that_report_a_permanent_fault() -> None:
     refused = NodeFault(code="cannot_resume", message="no", is_permanent=True)
     one = {NodeId("n0"): report(faults=(refused, refused)), NodeId("n1"): report()}
