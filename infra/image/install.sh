@@ -145,11 +145,16 @@ install_gpu() {
 }
 
 check_gpu() {
-  module=$(modinfo -F version nvidia)
+  # The image boots the newest kernel, which Ubuntu's own updates may have installed after the start of this one.
+  kernel=$(find /lib/modules -mindepth 1 -maxdepth 1 -type d | sed 's,.*/,,' | sort -V | tail -n 1)
+  module=$(modinfo -k "$kernel" -F version nvidia) ||
+    fail "kernel $kernel has no driver; use another NVIDIA_DRIVER in versions.env, or an AMI with an older kernel"
   [ "$module" = "$NVIDIA_DRIVER" ] || fail "the driver has version $module; versions.env names $NVIDIA_DRIVER"
   nv-fabricmanager --version | grep -qF "$NVIDIA_DRIVER" || fail "the fabric manager's version differs from $module"
   /opt/amazon/efa/bin/fi_info --version >/dev/null || fail "the EFA installer left no libfabric in /opt/amazon/efa"
   find /opt/amazon -name 'libnccl-net*.so' | grep -q . || fail "the EFA installer left no aws-ofi-nccl in /opt/amazon"
+  # NCCL opens the plugin by name. Without it, NCCL uses TCP and says so only in its debug log.
+  ldconfig -p | grep -q libnccl-net || fail "the dynamic linker does not find aws-ofi-nccl; see /etc/ld.so.conf.d"
 }
 
 install_units() {

@@ -23,6 +23,7 @@ STAND_INS = Path(__file__).with_name("gpu")
 SYSTEMS = {"debian12": ("debian", "12"), "ubuntu2404": ("ubuntu", "24.04")}
 """ID and version of a system in /etc/os-release, by its name in NVIDIA's repository."""
 PYTHON = '[ "$1 $2" != "-m venv" ] || { mkdir -p "$3/bin" && cp "$0" "${0%/*}/pip" "$3/bin"; }'
+LDCONFIG = '[ "$1" = -p ] && sed "s,^,ROOT," ROOT/etc/ld.so.conf.d/*.conf | xargs ls'
 PIP = 'cd "${0%/*}"; printf "#!/bin/sh\\necho everstep 0.1.0\\n" >everstep; chmod +x everstep; ln -sf python3.13 python'
 
 
@@ -56,7 +57,8 @@ class Machine:
         script(bin_ / "id", "echo 0")
         script(bin_ / "getent", "exit 2")
         script(bin_ / "useradd", "")
-        script(bin_ / "modinfo", f'[ "$1 $2" = "-F version" ] && cat "{self.root}/lib/modules/$3"')
+        script(bin_ / "modinfo", f'[ "$1 $3 $4" = "-k -F version" ] && cat "{self.root}/lib/modules/$2/$5"')
+        script(bin_ / "ldconfig", LDCONFIG.replace("ROOT", str(self.root)))
         script(bin_ / "python3.13", PYTHON)
         script(bin_ / "pip", PIP)
 
@@ -85,7 +87,7 @@ class Machine:
         if options is not None:
             text, count = re.subn(r"(?<=\./efa_installer\.sh )[^)]*", options, text)
             assert count == 1
-        text = re.sub(r"(?<![\w.}/])(?=/(?:etc|opt|run|usr)/)", str(self.root), text)
+        text = re.sub(r"(?<![\w.}/])(?=/(?:(?:etc|opt|run|usr)/|lib/modules))", str(self.root), text)
         (self.image / "install.sh").write_text(text)
         (self.root / "everstep.whl").write_bytes(b"a wheel")
         return subprocess.run(
@@ -120,6 +122,24 @@ def test_the_installation_of_a_gpu_node_ends_with_driver_efa_and_units(
         "everstep-agent.service",
         "everstep-storage.service",
     }
+
+
+def test_a_newer_kernel_without_the_driver_ends_the_installation(tmp_path: Path, keys: dict[str, str]) -> None:
+    machine = Machine(tmp_path, keys)
+    (tmp_path / "lib/modules/6.17.0-1019-aws").mkdir()
+    done = machine.install()
+    assert done.returncode != 0
+    assert "kernel 6.17.0-1019-aws has no driver" in done.stderr
+
+
+def test_a_plugin_that_the_dynamic_linker_does_not_find_ends_the_installation(
+    tmp_path: Path, keys: dict[str, str]
+) -> None:
+    machine = Machine(tmp_path, keys)
+    script(tmp_path / "bin" / "ldconfig", "")
+    done = machine.install()
+    assert done.returncode != 0
+    assert "the dynamic linker does not find aws-ofi-nccl" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@
 #   efa-start-nccl.html           -y, --mpi, --check-signatures, and the folders of libfabric, aws-ofi-nccl and Open MPI
 #   efa-installer-containers.html --skip-kmod, --skip-limit-conf, --no-verify, --enable-ngc
 #   efa-start.html                --minimal, "to install the EFA software without Libfabric and Open MPI"
-# The installer's README and usage name the other options and the short forms.
+# The installer's README and usage name the other options and the short forms. The packages of aws-ofi-nccl have the
+# file 100_ofinccl.conf.
 set -eu
 
 fail() {
@@ -53,6 +54,8 @@ if [ -n "$is_minimal" ]; then
   exit
 fi
 create /opt/amazon/efa/bin/fi_info /opt/amazon/efa/lib/libfabric.so.1 /opt/amazon/ofi-nccl/lib/libnccl-net.so
+mkdir -p "$ROOT/etc/ld.so.conf.d"
+echo /opt/amazon/ofi-nccl/lib >"$ROOT/etc/ld.so.conf.d/100_ofinccl.conf"
 for name in $mpi; do
   create "/opt/amazon/${name/openmpi4/openmpi}/bin/mpirun"
 done
