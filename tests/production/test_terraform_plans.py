@@ -57,9 +57,9 @@ def test_a_created_vpc_has_no_way_to_the_internet_unless_one_is_wanted(productio
     assert target_group["protocol"] == target_group["health_check"][0]["protocol"] == "HTTPS"
     assert not any("clients" in address for address in planned), "nobody outside reaches the load balancer"
     endpoints = {values["service_name"].rpartition(".")[2] for values in of_type(planned, "aws_vpc_endpoint").values()}
-    # An administrator reaches the servers by a port that Systems Manager forwards through its three endpoints.
-    assert {"ssm", "ssmmessages", "ec2messages"} < endpoints
-    assert not {"events", "sns"} & endpoints
+    # An administrator reaches the servers by a port that Systems Manager forwards through its two endpoints.
+    assert {"ssm", "ssmmessages"} < endpoints
+    assert not {"ec2messages", "events", "sns"} & endpoints
 
 
 def test_a_nat_gateway_is_in_a_public_subnet_and_instances_are_not(production: Terraform) -> None:
@@ -76,6 +76,18 @@ def test_a_nat_gateway_is_in_a_public_subnet_and_instances_are_not(production: T
         f'{network}.aws_subnet.public["us-east-1b"]': "10.80.254.0/24",
     }
     assert planned["module.servers.aws_lb.this"]["internal"] is True
+
+
+def test_zones_keep_their_subnets_while_other_zones_join_and_leave(production: Terraform) -> None:
+    def ranges(*zones: str) -> dict[str, str]:
+        subnets = of_type(production.planned(**GIVEN, zones=list(zones), has_nat=True), "aws_subnet")
+        return {address: values["cidr_block"] for address, values in subnets.items()}
+
+    both, more = ranges("us-east-1a", "us-east-1c"), ranges("us-east-1d", "us-east-1c", "us-east-1b", "us-east-1a")
+    assert len(set(more.values())) == 8
+    assert both.items() < more.items()
+    refusal = production.refusal(**GIVEN, zones=["us-east-1a", "us-east-1-atl-1a"])
+    assert "use different letters" in refusal
 
 
 def test_a_public_load_balancer_has_public_subnets_of_its_own(production: Terraform) -> None:
@@ -115,6 +127,12 @@ def test_a_given_vpc_is_used_and_gets_no_subnets_or_gateways(production: Terrafo
     planned = production.planned(**given, is_public=True, public_subnet_ids=balancer)
     assert set(planned["module.servers.aws_lb.this"]["subnets"]) == set(balancer)
     assert "needs public_subnet_ids in two zones" in production.refusal(**given, is_public=True)
+    foreign = ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    other = ec2.create_route_table(VpcId=foreign)["RouteTable"]["RouteTableId"]
+    assert f"Route table {other} is in {foreign}" in production.refusal(**{**given, "route_table_ids": [other]})
+    swapped = dict(zip(ZONES, reversed(subnets.values()), strict=True))
+    assert f"Subnet {subnets[ZONES[1]]} is in" in production.refusal(**{**given, "subnet_ids": swapped})
+    assert "need a route to S3" in production.refusal(**{**given, "route_table_ids": []})
     assert "A NAT gateway needs a created VPC" in production.refusal(**given, has_nat=True)
 
 
@@ -165,6 +183,7 @@ def test_a_fleet_is_in_one_capacity_block_without_a_placement_group(
     [
         ({"main": {**FLEET, "is_clustered": True, "placement_group": "own"}}, "is_clustered creates a placement group"),
         ({"servers": FLEET}, "choose another key"),
+        ({}, "An installation needs a fleet"),
     ],
 )
 def test_a_fleet_that_would_meet_another_resource_is_refused(

@@ -1,5 +1,5 @@
 output "load_balancer_name" {
-  description = "DNS name of the load balancer, the target of the alias record of `domain_name`."
+  description = "DNS name of the load balancer, the target of the record of `domain_name`."
   value       = module.servers.load_balancer_name
 }
 

@@ -44,7 +44,7 @@ variable "route_table_ids" {
 }
 
 variable "domain_name" {
-  description = "Domain name of the control plane. An alias record must lead from it to the output `load_balancer_name`."
+  description = "Domain name of the control plane. A CNAME or alias record must lead from it to the output `load_balancer_name`."
   type        = string
 }
 
@@ -128,6 +128,11 @@ variable "fleets" {
     is_capacity_block        = optional(bool, false)
     is_reserved_only         = optional(bool, false)
   }))
+
+  validation {
+    condition     = length(var.fleets) > 0
+    error_message = "An installation needs a fleet, whose groups its rules for AWS's notices name."
+  }
 
   validation {
     condition     = alltrue([for fleet in values(var.fleets) : !fleet.is_clustered || fleet.placement_group == null])

@@ -12,10 +12,37 @@ data "aws_vpc" "given" {
   id    = var.vpc_id
 }
 
+data "aws_subnet" "given" {
+  for_each = var.subnet_ids
+  id       = each.value
+
+  lifecycle {
+    postcondition {
+      condition     = self.vpc_id == var.vpc_id && self.availability_zone == each.key
+      error_message = "Subnet ${each.value} is in ${self.vpc_id} and ${self.availability_zone}, not in vpc_id and ${each.key}."
+    }
+  }
+}
+
+data "aws_route_table" "given" {
+  for_each       = toset(var.route_table_ids)
+  route_table_id = each.value
+
+  lifecycle {
+    postcondition {
+      condition     = self.vpc_id == var.vpc_id
+      error_message = "Route table ${each.value} is in ${self.vpc_id}, not in vpc_id."
+    }
+  }
+}
+
+# Session Manager needs ssm and ssmmessages. Newer regions do not have ec2messages.
+# Source: https://docs.aws.amazon.com/systems-manager/latest/userguide/systems-manager-setting-up-messageAPIs.html
 locals {
   is_created   = var.vpc_id == null
   vpc_id       = local.is_created ? aws_vpc.this[0].id : var.vpc_id
   vpc_cidrs    = local.is_created ? [var.cidr] : data.aws_vpc.given[0].cidr_block_associations[*].cidr_block
+  numbers      = { for zone in var.zones : zone => index(split("", "abcdefghijklmno"), substr(zone, -1, 1)) }
   subnet_ids   = local.is_created ? { for zone, subnet in aws_subnet.this : zone => subnet.id } : var.subnet_ids
   route_tables = local.is_created ? [aws_route_table.this[0].id] : var.route_table_ids
   tags         = merge(var.tags, { "everstep:installation" = var.name })
@@ -23,7 +50,7 @@ locals {
   public_zones = local.is_created && !var.is_public && (var.has_nat || var.has_public_subnets) ? var.zones : []
 
   endpoint_names = setsubtract(setunion(
-    ["autoscaling", "ec2", "ec2messages", "logs", "secretsmanager", "sqs", "ssm", "ssmmessages", "sts"],
+    ["autoscaling", "ec2", "logs", "secretsmanager", "sqs", "ssm", "ssmmessages", "sts"],
     var.extra_endpoints,
   ), var.existing_endpoints)
 }
@@ -43,8 +70,9 @@ resource "aws_default_security_group" "this" {
   tags   = merge(local.tags, { Name = "${var.name}-unused" })
 }
 
+# The letter of a zone decides the range of its subnets, so that they stay when other zones join or leave the list.
 resource "aws_subnet" "this" {
-  for_each                = local.is_created ? { for index, zone in var.zones : zone => index } : {}
+  for_each                = local.is_created ? local.numbers : {}
   vpc_id                  = local.vpc_id
   availability_zone       = each.key
   cidr_block              = cidrsubnet(var.cidr, 4, each.value)
@@ -79,7 +107,7 @@ resource "aws_route" "internet" {
 
 # Public subnets contain the NAT gateway and a public load balancer, and no instances.
 resource "aws_subnet" "public" {
-  for_each          = { for index, zone in local.public_zones : zone => index }
+  for_each          = { for zone in local.public_zones : zone => local.numbers[zone] }
   vpc_id            = local.vpc_id
   availability_zone = each.key
   cidr_block        = cidrsubnet(var.cidr, 8, 255 - each.value)
@@ -111,11 +139,11 @@ resource "aws_eip" "nat" {
   tags   = merge(local.tags, { Name = "${var.name}-nat" })
 }
 
-# One gateway in the first zone. If that zone fails, the other zones lose the internet, but not AWS.
+# One gateway, in the first zone by name. If that zone fails, the other zones lose the internet, but not AWS.
 resource "aws_nat_gateway" "this" {
   count         = local.is_created && var.has_nat ? 1 : 0
   allocation_id = aws_eip.nat[0].id
-  subnet_id     = aws_subnet.public[var.zones[0]].id
+  subnet_id     = aws_subnet.public[sort(var.zones)[0]].id
   tags          = merge(local.tags, { Name = var.name })
   depends_on    = [aws_route.public]
 }

@@ -24,6 +24,11 @@ variable "route_table_ids" {
   description = "Route tables of the subnets in `subnet_ids`, which get the route to S3."
   type        = list(string)
   default     = []
+
+  validation {
+    condition     = var.vpc_id == null || length(var.route_table_ids) > 0 || contains(var.existing_endpoints, "s3")
+    error_message = "Nodes and servers need a route to S3: set route_table_ids, or list s3 in existing_endpoints."
+  }
 }
 
 variable "cidr" {
@@ -36,6 +41,11 @@ variable "zones" {
   description = "Availability zones of a created VPC, one subnet each. A fleet uses one of them."
   type        = list(string)
   default     = []
+
+  validation {
+    condition     = length(distinct([for zone in var.zones : regex("[a-o]$", zone)])) == length(var.zones)
+    error_message = "The last letters of the zones decide the ranges of their subnets: use different letters from a to o."
+  }
 }
 
 variable "is_public" {
