@@ -16,6 +16,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
@@ -99,6 +100,33 @@ NAMES = {
 """ARN of a call's resource by the parameter that names it, without the part that all ARNs of the service share."""
 
 
+WITHOUT_RESOURCES = frozenset(
+    f"{service}:{operation}"
+    for service, operations in {
+        "acm": "RequestCertificate",
+        "autoscaling": "DescribeAutoScalingGroups DescribeInstanceRefreshes DescribeScalingActivities",
+        "ec2": "DescribeAccountAttributes DescribeAddresses DescribeAddressesAttribute DescribeAvailabilityZones "
+        "DescribeImages DescribeInstanceCreditSpecifications DescribeInstanceStatus DescribeInstanceTypeOfferings "
+        "DescribeInstanceTypes DescribeInstances DescribeInternetGateways DescribeLaunchTemplateVersions "
+        "DescribeLaunchTemplates DescribeNatGateways DescribeNetworkAcls DescribeNetworkInterfaces "
+        "DescribePlacementGroups DescribePrefixLists DescribeRegions DescribeRouteTables DescribeSecurityGroupRules "
+        "DescribeSecurityGroups DescribeSnapshots DescribeSubnets DescribeTags DescribeVolumes DescribeVpcEndpoints "
+        "DescribeVpcs",
+        "elasticloadbalancing": "DescribeCapacityReservation DescribeListenerAttributes DescribeListeners "
+        "DescribeLoadBalancerAttributes DescribeLoadBalancers DescribeTags DescribeTargetGroupAttributes "
+        "DescribeTargetGroups",
+        "kms": "CreateKey",
+        "route53": "ListHostedZonesByName",
+        "sns": "GetSubscriptionAttributes Unsubscribe",
+    }.items()
+    for operation in operations.split()
+)
+"""Actions of the policies whose row in the Service Authorization Reference has no resource types.
+
+Only a statement for all resources allows them, even if the call names a resource.
+Source: the pages list_SERVICE.html beside
+https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsns.html
+"""
 NODE_ROLE, LINKED_ROLES = (f"arn:aws:iam::{NUMBER}:role/{name}" for name in ("everstep-node", "aws-service-role/x"))
 PASSED = Request("iam:PassRole", NODE_ROLE, {"iam:PassedToService": ["ec2.amazonaws.com"]})
 FURTHER = {
@@ -107,7 +135,6 @@ FURTHER = {
     "autoscaling:UpdateAutoScalingGroup": [Request("ec2:RunInstances", "*"), Request("ec2:CreateTags", "*"), PASSED],
     # https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html
     "ec2:RunInstances": [Request("ec2:CreateTags", "*"), PASSED],
-    "iam:AddRoleToInstanceProfile": [PASSED],
     # AWS refuses a policy of a new key with which the caller could not change it again, unless its own policy lets it.
     # https://docs.aws.amazon.com/kms/latest/APIReference/API_CreateKey.html, BypassPolicyLockoutSafetyCheck
     "kms:CreateKey": [Request("kms:PutKeyPolicy", "*")],
@@ -163,15 +190,20 @@ def requests_of(service: str, method: str, target: str, headers: Mapping[str, st
     """Return the requests that AWS authorizes for a call: its own action, then those on which the call depends."""
     if service == "s3":
         return _of_s3(method, target, body)
+    if service == "route53":
+        return [_of_route53(method, target)]
     operation = headers.get("X-Amz-Target", "").rpartition(".")[2]
     given: dict[str, Any] = json.loads(body or b"{}") if operation else dict(parse_qsl(body.decode()))
     prefix, operation = PREFIXES.get(service, service), operation or given["Action"]
-    action, resource = f"{prefix}:{operation}", _resource(prefix, given)
+    action = f"{prefix}:{operation}"
+    resource = "*" if action in WITHOUT_RESOURCES else _resource(prefix, given)
     context = {"iam:PolicyARN": [given["PolicyArn"]]} if "PolicyArn" in given else {}
     found = [Request(action, resource, context), *FURTHER.get(action, [])]
     if given.get("PrivateDnsEnabled") == "true":
         # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
         found.append(Request("route53:AssociateVPCWithHostedZone", "*"))
+    if action == "iam:AddRoleToInstanceProfile":
+        found.append(replace(PASSED, resource=_resource(prefix, {"RoleName": given["RoleName"]})))
     if action in FIRST_USE:
         named = {"iam:AWSServiceName": [FIRST_USE[action]]}
         found.append(Request("iam:CreateServiceLinkedRole", LINKED_ROLES, named))
@@ -179,6 +211,14 @@ def requests_of(service: str, method: str, target: str, headers: Mapping[str, st
         kind = operation.removeprefix("Create") if prefix == "iam" else "Resource"
         found.append(Request(f"{prefix}:{TAGGING.get(prefix, f'Tag{kind}')}", resource))
     return found
+
+
+def _of_route53(method: str, target: str) -> Request:
+    found = re.fullmatch(r"/2013-04-01/(hostedzonesbyname|hostedzone/\w+/rrset/?)(?:\?.*)?", target)
+    assert found is not None, f"the action of {method} {target} is missing"
+    if method == "GET":
+        return Request("route53:ListHostedZonesByName", "*")
+    return Request("route53:ChangeResourceRecordSets", f"arn:aws:route53:::{found[1].partition('/rrset')[0]}")
 
 
 def _of_s3(method: str, target: str, body: bytes) -> list[Request]:
@@ -212,7 +252,28 @@ def _resource(service: str, given: Mapping[str, Any]) -> str:
 
 
 POLICIES = {path.stem: json.loads(path.read_text()) for path in sorted((SOURCES / "deployer-policy").glob("*.json"))}
-"""Policy of a deployer by root."""
+"""Policy of a deployer by root, and the policy for the `preparation` of images, certificate and DNS records."""
+PACKER = (
+    *("ec2:CreateImage", "ec2:CreateKeyPair", "ec2:CreateSecurityGroup", "ec2:CreateTags", "ec2:DeleteKeyPair"),
+    *("ec2:DeleteSecurityGroup", "ec2:DeleteSnapshot", "ec2:DeregisterImage", "ec2:DescribeImages"),
+    *("ec2:DescribeInstanceStatus", "ec2:DescribeInstanceTypeOfferings", "ec2:DescribeInstances"),
+    *("ec2:DescribeRegions", "ec2:DescribeSecurityGroups", "ec2:DescribeSnapshots", "ec2:DescribeSubnets"),
+    *("ec2:DescribeTags", "ec2:DescribeVolumes", "ec2:DescribeVpcs", "ec2:ModifyImageAttribute", "ec2:RunInstances"),
+    *("ec2:StopInstances", "ec2:TerminateInstances"),
+)
+"""Actions of Packer's builder `amazon-ebs` that `infra/image/everstep.pkr.hcl` needs, without those of its session.
+
+ModifyImageAttribute is for `imds_support`. Source: the section on IAM in
+https://developer.hashicorp.com/packer/integrations/hashicorp/amazon
+"""
+PACKERS_CALLS = [
+    *(Request(action, "*") for action in PACKER),
+    Request("ssm:StartSession", f"arn:aws:ec2:{ACCOUNT}:instance/i-1"),
+    Request("ssm:StartSession", "arn:aws:ssm:us-east-1::document/AWS-StartPortForwardingSession"),
+    Request("ssm:TerminateSession", f"arn:aws:ssm:{ACCOUNT}:session/1"),
+    Request("iam:GetInstanceProfile", f"arn:aws:iam::{NUMBER}:instance-profile/everstep-image"),
+]
+"""Requests that AWS authorizes for a build of an image."""
 UNUSED = {
     # Terraform changes tags only after a person has changed them.
     *("autoscaling:DeleteTags", "cloudwatch:UntagResource", "ec2:DeleteTags", "elasticloadbalancing:RemoveTags"),
@@ -226,9 +287,11 @@ UNUSED = {
     *("elasticloadbalancing:ModifyListener", "elasticloadbalancing:ModifyTargetGroup"),
     # The provider 6 calls it for each listener. A person looks at the activities of a group that starts no server.
     *("elasticloadbalancing:ModifyListenerAttributes", "autoscaling:DescribeScalingActivities"),
-    *("elasticloadbalancing:SetSecurityGroups", "elasticloadbalancing:SetSubnets"),
+    "elasticloadbalancing:SetSecurityGroups",
+    # A later release can change the text of a rule. A zone before the others moves the NAT gateway.
+    *("ec2:ModifySecurityGroupRules", "ec2:ReplaceRoute"),
     # The tests name the image, leave the protection off, and change templates in `production` only.
-    *("ssm:GetParameter", "rds:ModifyDBInstance", "ec2:CreateLaunchTemplateVersion", "ec2:ModifyLaunchTemplate"),
+    *("ssm:GetParameter", "ec2:CreateLaunchTemplateVersion", "ec2:ModifyLaunchTemplate"),
 }
 """Actions of the policies that no test uses, with the reason."""
 

@@ -25,6 +25,9 @@ def doctor(
     asks_service: Annotated[bool, typer.Option("--service/--no-service", help="Ask the Everstep service.")] = True,
     instance_type: Annotated[str | None, typer.Option(help="Instance type whose quota and zones are checked.")] = None,
     node_count: Annotated[int, typer.Option(min=1, help="Number of instances that the quota must allow.")] = 1,
+    capacity_block: Annotated[
+        bool, typer.Option("--capacity-block", help="The instances are in a capacity block, which needs no such quota.")
+    ] = False,
     profile: Annotated[str | None, typer.Option(help="Name of a service stored by everstep configure.")] = None,
     region: Annotated[str | None, typer.Option(help="AWS region to check.")] = None,
     bucket: Annotated[
@@ -41,7 +44,7 @@ def doctor(
         with_aws=is_aws_asked,
         with_service=asks_service,
         instance_type=instance_type,
-        node_count=node_count,
+        node_count=None if capacity_block else node_count,
         profile_name=profile,
         region_name=region,
     )

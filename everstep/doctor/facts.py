@@ -61,7 +61,7 @@ def gather(
     with_aws: bool,
     with_service: bool = True,
     instance_type: str | None = None,
-    node_count: int = 1,
+    node_count: int | None = 1,
     profile_name: str | None = None,
     region_name: str | None = None,
 ) -> DoctorFacts:
@@ -72,7 +72,8 @@ def gather(
         with_aws: whether to query AWS; False leaves the facts about the account empty.
         with_service: whether to ask the Everstep service; a node at its boot does not need it.
         instance_type: type whose quota is checked. None: no quota is checked.
-        node_count: number of instances of `instance_type` that the user plans to launch.
+        node_count: number of instances of `instance_type` that the user plans to launch. None: in a capacity block,
+            whose instances do not count against the quota.
         profile_name: Everstep profile of the service. None: the default.
         region_name: AWS region to query. None: the region of the credentials.
 
@@ -153,7 +154,7 @@ def service_facts(profile_name: str | None = None) -> ServiceFacts:
 
 
 def aws_facts(
-    actions: Sequence[str], instance_type: str | None, node_count: int, region_name: str | None = None
+    actions: Sequence[str], instance_type: str | None, node_count: int | None, region_name: str | None = None
 ) -> AwsFacts:
     """Return the facts about the account and the permissions of this machine's AWS credentials.
 
@@ -180,7 +181,8 @@ def aws_facts(
     if instance_type is not None:
         of_type["instance_type"] = instance_type
         try:
-            of_type["quota"] = quota_of(clients["ec2"], clients["service-quotas"], instance_type, node_count)
+            if node_count is not None:
+                of_type["quota"] = quota_of(clients["ec2"], clients["service-quotas"], instance_type, node_count)
         except (BotoCoreError, ClientError, ResponseParserError, LookupError) as error:
             of_type["quota_error"] = str(error)
         try:

@@ -41,3 +41,5 @@ def test_the_command_checks_permissions_and_the_quota(
     assert findings["ok      permissions"].endswith("actions are allowed")
     needs = f"{count} × p5.48xlarge need {count * 192} vCPUs; the quota is 3840 (Running On-Demand P instances)"
     assert findings[f"{level:<8}quota"] == needs
+    done = CliRunner().invoke(app, [*arguments, "--capacity-block"])
+    assert (done.exit_code, "quota" in done.output) == (0, False), done.output

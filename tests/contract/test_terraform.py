@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from control_plane.app import KEEP_ALIVE_SECONDS
-from tests.deployer import POLICIES, check_uses, enforced
+from tests.deployer import POLICIES, WITHOUT_RESOURCES, check_uses, enforced
+from tests.policies import actions_of
 from tests.terraform import (
     IMAGE,
     SOURCES,
@@ -138,6 +139,17 @@ def check_tags_of_instance(aws: ServedAws, instance_id: str, tags: Mapping[str, 
         assert tags.items() <= {each["Key"]: each["Value"] for each in found}.items(), name
 
 
+@pytest.mark.parametrize("name", POLICIES)
+def test_an_action_without_resources_is_allowed_for_all_resources(name: str) -> None:
+    narrowed = {
+        action
+        for statement in POLICIES[name]["Statement"]
+        for action in actions_of(statement)
+        if statement["Resource"] != ["*"]
+    }
+    assert narrowed.isdisjoint(WITHOUT_RESOURCES)
+
+
 @pytest.mark.long
 @needs_terraform
 @needs_provider
@@ -161,6 +173,7 @@ def test_an_installation_is_created_planned_without_changes_and_destroyed(tmp_pa
             (node,) = aws.in_service("everstep-main", 1)
             check_tags_of_instance(aws, node, TAGS)
             quickstart.run("validate")
+            quickstart.apply(server_type="t3.large", permissions_boundary="arn:aws:iam::123456789012:policy/boundary")
         finally:
             quickstart.destroy()
         check_uses(policy, made)

@@ -19,6 +19,8 @@ import pytest
 
 from infra.local_cloud.environment import aws_variables
 from tests.aws_page import BEGIN, LARGE, SMALL, Terminal, blocks_to_run
+from tests.deployer import PACKERS_CALLS, POLICIES, check_uses, enforced
+from tests.policies import statements_for
 from tests.terraform import IMAGE, MIRRORS, Terraform, needs_provider, needs_terraform, terraform_of
 from tests.unit.local_cloud.served import ServedAws, eventually, served_aws
 
@@ -146,9 +148,15 @@ def test_the_installation_for_production_has_a_fleet_and_ends(aws: ServedAws, tm
     doctor, *before, session, use, end = blocks_to_run(LARGE)
     assert "16 × p5.48xlarge need 3072 vCPUs" in reader.run(doctor.text)
     assert session.is_for_second_terminal
-    for block in before:
-        # moto has no placement groups, so the test creates the fleet without one.
-        reader.run(block.text.replace('"is_clustered": true', '"is_clustered": false'))
+    policy = POLICIES["preparation"]
+    with enforced(aws, policy) as (url, made):
+        reader.run(f"export AWS_ENDPOINT_URL={url}")
+        for block in before:
+            # moto has no placement groups, so the test creates the fleet without one.
+            reader.run(block.text.replace('"is_clustered": true', '"is_clustered": false'))
+        reader.run(f"export AWS_ENDPOINT_URL={aws.url}")
+    assert [each for each in PACKERS_CALLS if not statements_for(policy, each)] == []
+    check_uses(policy, [*made, *PACKERS_CALLS])
     names = {each["Name"] for each in records(aws)}
     assert {"everstep.example.com."} < names, "the records for the domain and for the certificate"
     servers = aws.in_service("everstep-servers", 2)
@@ -163,6 +171,18 @@ def test_the_installation_for_production_has_a_fleet_and_ends(aws: ServedAws, tm
         reader.run(end.text)
     assert not aws.client("rds").describe_db_instances()["DBInstances"]
     assert not aws.client("elbv2").describe_load_balancers()["LoadBalancers"]
+
+
+def test_the_certificates_block_ends_when_aws_refuses_a_call(aws: ServedAws, tmp_path: Path) -> None:
+    (block,) = (block for block in blocks_to_run(LARGE) if "acm request-certificate" in block.text)
+    aws.client("route53").create_hosted_zone(Name="example.com", CallerReference="1")
+    reader = terminal(aws, tmp_path, tmp_path)
+    reader.run(
+        'aws() { [ "$2" != describe-certificate ] || { echo AccessDenied >&2; return 254; }; command aws "$@"; }'
+    )
+    with pytest.raises(AssertionError, match="AccessDenied"):
+        reader.run(block.text)
+    assert records(aws) == []
 
 
 def create_image(aws: ServedAws, role: str) -> None:

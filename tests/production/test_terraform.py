@@ -49,6 +49,13 @@ FEATURES: Any = {
 }
 """Terraform variables that enable all optional features."""
 
+CHANGES: Any = {
+    "zones": [*ZONES, "us-east-1c"],
+    "database_class": "db.m7g.xlarge",
+    "permissions_boundary": "arn:aws:iam::123456789012:policy/boundary",
+}
+"""Terraform variables whose change updates resources by calls that no other step makes."""
+
 pytestmark = [pytest.mark.production, needs_terraform, needs_provider]
 
 
@@ -120,7 +127,7 @@ def test_an_installation_is_applied_runs_a_job_is_updated_and_destroyed(
     check_features(planned)
     check_password(aws, resources["module.database.aws_db_instance.this"], tmp_path / "password")
 
-    production.apply(server_user_data=server_script(resources, aws, database, tmp_path))
+    production.apply(server_user_data=server_script(resources, aws, database, tmp_path), **CHANGES)
     production.require_no_changes()
     eventually(lambda: not set(idle) & set(aws.members(SERVERS)), timeout_seconds=SECONDS)
     urls = [

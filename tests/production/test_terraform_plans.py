@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.aws_page import PAGE
 from tests.terraform import IMAGE, Terraform, check_tags, needs_provider, needs_terraform, terraform_of
 from tests.unit.local_cloud.served import ServedAws, served_aws
 
@@ -138,8 +140,9 @@ def test_a_given_vpc_is_used_and_gets_no_subnets_or_gateways(production: Terrafo
 
 def test_a_capacity_block_is_in_the_template_and_reservations_are_in_the_group(production: Terraform) -> None:
     reservations = ["cr-0123456789abcdef0", "cr-0123456789abcdef1"]
+    (example,) = re.findall(r'`("main": \{[^`]*"is_capacity_block": true\})`', PAGE.read_text())
     fleets = {
-        "block": {**FLEET, "capacity_reservation_ids": reservations[:1], "is_capacity_block": True},
+        "block": {**json.loads(f"{{{example}}}")["main"], "image_id": IMAGE},
         "first": {**FLEET, "capacity_reservation_ids": reservations},
         "only": {**FLEET, "capacity_reservation_ids": reservations, "is_reserved_only": True},
         "open": FLEET,
