@@ -287,11 +287,13 @@ UNUSED = {
     *("elasticloadbalancing:ModifyListener", "elasticloadbalancing:ModifyTargetGroup"),
     # The provider 6 calls it for each listener. A person looks at the activities of a group that starts no server.
     *("elasticloadbalancing:ModifyListenerAttributes", "autoscaling:DescribeScalingActivities"),
-    "elasticloadbalancing:SetSecurityGroups",
+    *("elasticloadbalancing:SetSecurityGroups", "elasticloadbalancing:SetSubnets"),
+    # Another zone changes these. moto loses a subnet group that changes, so the tests apply no such change.
+    *("ec2:ModifyVpcEndpoint", "rds:ModifyDBSubnetGroup"),
     # A later release can change the text of a rule. A zone before the others moves the NAT gateway.
     *("ec2:ModifySecurityGroupRules", "ec2:ReplaceRoute"),
     # The tests name the image, leave the protection off, and change templates in `production` only.
-    *("ssm:GetParameter", "ec2:CreateLaunchTemplateVersion", "ec2:ModifyLaunchTemplate"),
+    *("ssm:GetParameter", "rds:ModifyDBInstance", "ec2:CreateLaunchTemplateVersion", "ec2:ModifyLaunchTemplate"),
 }
 """Actions of the policies that no test uses, with the reason."""
 
