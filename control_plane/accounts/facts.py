@@ -145,6 +145,11 @@ def sentence(fact: facts.Fact) -> str:
         case facts.OutOfView():
             limit = fact.limit_seconds
             more = "" if limit is None else f", longer than {limit:g} s, although its agent still reports"
+            if fact.is_accuser:
+                return (
+                    f"{fact.node_id} has reported for {fact.seconds:.0f} s that other nodes do not answer it, as it "
+                    "did before, and no other node reports that"
+                )
             return f"the replicas on {fact.node_id} have not responded to their owners for {fact.seconds:.0f} s{more}"
         case facts.NotPrepared():
             return _not_prepared(fact)

@@ -22,6 +22,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from msgspec import structs
+
 from control_plane.core import remedies
 from control_plane.core.observed import facts
 from control_plane.core.observed.jobs import AgentSilence, Impairment
@@ -123,15 +125,8 @@ def judge(
     if own is not None:
         return own
     if silence is None or not is_silent(node, timeouts):
-        if (
-            is_training
-            and out_of_view
-            and is_first_to_leave
-            and not is_blind
-            and impairment is not None
-            and impairment.is_out_of_view
-        ):
-            return _out_of_view(node, impairment, now, timeouts)
+        if is_training and is_first_to_leave and not is_blind and impairment is not None and impairment.is_out_of_view:
+            return _out_of_view(node, impairment, now, timeouts, is_accuser=not out_of_view)
         return NodeVerdict(node_id=node.node_id, disposition=NodeDisposition.ALIVE)
     # The wall clock may jump. Limit the silence to the age of the agent's last report by the monotonic clock.
     lasted = min(now - silence.since, node.silent_seconds)
@@ -181,16 +176,18 @@ def _own_word(
     return replace(verdict, disposition=NodeDisposition.IMPAIRED, is_final=False) if is_of_use else verdict
 
 
-def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeouts: Timeouts) -> NodeVerdict:
+def _out_of_view(
+    node: NodeObserved, impairment: Impairment, now: float, timeouts: Timeouts, *, is_accuser: bool
+) -> NodeVerdict:
     lasted = now - impairment.since
+    fact = facts.OutOfView(node_id=node.node_id, seconds=round(lasted), is_accuser=is_accuser)
     if lasted <= timeouts.exclude_seconds:
-        fact = facts.OutOfView(node_id=node.node_id, seconds=round(lasted))
         return NodeVerdict(node_id=node.node_id, disposition=NodeDisposition.UNCLEAR, evidence=fact)
     # `is_final` stays False, because the node may hold the only copy of its own shards.
     verdict = NodeVerdict(
         node_id=node.node_id,
         disposition=NodeDisposition.GONE,
-        evidence=facts.OutOfView(node_id=node.node_id, seconds=round(lasted), limit_seconds=timeouts.exclude_seconds),
+        evidence=structs.replace(fact, limit_seconds=timeouts.exclude_seconds),
         # Only other members report this problem, which does not justify a termination. A person decides on the node.
         remedy=Remedy.RETIRE,
     )
@@ -286,11 +283,21 @@ def first_to_leave(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeO
     before = {node.node_id: sum(line.what == Cause.NODE_UNREACHABLE for line in node.history) for node in nodes}
     order = {node.node_id: place for place, node in enumerate(nodes)}
     coordinating = {node for node, report in reports.items() if report.round is not None and len(order) > 2}
+    # A node that accuses another one, which does not accuse it, and has lost a partner before is the one to give up:
+    # otherwise a wrong or lying node would cost the fleet one sound node after another.
+    again = [node for node in accusers(reports, order) if node in order and before[node] and not complaints[node]]
+    if again and max(complaints.values()) == 1:
+        return max(again, key=lambda node: (before[node], order[node]))
     return max(
         (node for node in order if complaints[node]),
         key=lambda node: (complaints[node], silent[node], node not in coordinating, before[node], order[node]),
         default=None,
     )
+
+
+def accusers(reports: Mapping[NodeId, MemberReport], accused: Collection[NodeId]) -> frozenset[NodeId]:
+    """Return the nodes that report that some of the nodes in `accused` do not answer them."""
+    return frozenset(node for node in reports if nodes_out_of_view({node: reports[node]}) & {*accused})
 
 
 def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -> NodeProgress:

@@ -66,8 +66,8 @@ FAULTS: Mapping[str, Remedy] = {
 """Remedies by fault code. `gpu_xid` uses `XID` instead.
 
 A wrong result of a test can have a transient cause. If a disk does not respond, processes that access it hang in the
-kernel until a reboot. Throttling, network errors, a full disk and low memory are temporary or caused by the job, as are processes that end
-slowly: the kernel first writes their dirty pages and frees their memory.
+kernel until a reboot. Throttling, network errors, a full disk and low memory are temporary or caused by the job. So are
+processes that end slowly: the kernel first writes their dirty pages and frees their memory.
 """
 OF_HARDWARE = (Remedy.REBOOT, Remedy.REPLACE)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from control_plane.core import hangs, moves
 from control_plane.core.actions import Decision, EventDraft
-from control_plane.core.evidence import nodes_out_of_view, silent_in_rounds
+from control_plane.core.evidence import accusers, nodes_out_of_view, silent_in_rounds
 from control_plane.core.incidents import incident_id
 from control_plane.core.job.ending import ask_to_stop
 from control_plane.core.job.outcome import LAUNCH_SECONDS, stay
@@ -108,13 +108,14 @@ def _upload_wait(view: JobView, leaving: tuple[Departure, ...], stopped_at: floa
 
 
 def _with_partners(view: JobView, leaving: tuple[Departure, ...]) -> JobView:
-    """Record that a remaining and a departing node could not communicate, in case the remaining one is faulty."""
+    """Record that a remaining and a departing node could not communicate: the remaining one may be faulty or lie."""
     lost = tuple(move for move in leaving if move.cause is Cause.NODE_UNREACHABLE)
     if not lost:
         return view
     # With parity, one unreachable member makes the shares of its whole group incomplete, so owners report all others.
     has_parity = view.spec.parity_group_size is not None
     suspected = silent_in_rounds(view.reports) if has_parity else nodes_out_of_view(view.reports)
+    suspected |= accusers(view.reports, {move.node_id for move in lost})
     staying = suspected - {move.node_id for move in leaving}
     known_as = incident_id(view.spec.run, view.plan.generation)
     lines = tuple(moves.partner(node_id, lost, known_as, view.now) for node_id in sorted(staying))

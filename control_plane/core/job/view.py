@@ -99,7 +99,12 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
     out_of_view = nodes_out_of_view(fresh_reports)
     leaving = first_to_leave(fresh_reports, [node for node in nodes.values() if not is_silent(node, policy.timeouts)])
     impairments = track_impairments(
-        record.impairments, tuple(nodes.values()), out_of_view, progress, now, policy.timeouts
+        record.impairments,
+        tuple(nodes.values()),
+        out_of_view | ({leaving} if leaving is not None else set()),
+        progress,
+        now,
+        policy.timeouts,
     )
     if record.rehearsal.is_under_way:
         impairments = tuple(replace(each, stepped_at=now) for each in impairments)  # No step is expected now.

@@ -163,6 +163,8 @@ class OutOfView(Value, frozen=True):
     node_id: NodeId
     seconds: float
     limit_seconds: float | None = None
+    is_accuser: bool = False
+    """Whether instead the node reports that others do not answer it, as it did before, and nobody reports the same."""
 
 
 class Absence(StrEnum):

@@ -472,6 +472,19 @@ def test_of_two_that_blame_each_other_one_is_left_and_not_the_partner_of_one_tha
     assert evidence.first_to_leave({}, (a, b)) is None
 
 
+def test_a_node_that_accuses_a_second_partner_alone_is_the_one_to_leave() -> None:
+    a, b, c = (NodeObserved(node_id=NodeId(name)) for name in "abc")
+    one_sided = {NodeId("a"): owner(0, ("a", "b"), ("a", "b")), NodeId("b"): owner(1, ("b", "a"), ("b",))}
+    assert evidence.first_to_leave(one_sided, (a, b)) == "a"
+    line = Implication(
+        node_id=NodeId("b"), incident_id="inc-1", at=0.0, what="node_unreachable", evidence=Recorded(text="words")
+    )
+    before = replace(b, history=(line,))
+    assert evidence.first_to_leave(one_sided, (a, before)) == "b"
+    two = {**one_sided, NodeId("c"): owner(2, ("c", "a"), ("c",))}
+    assert evidence.first_to_leave(two, (a, before, c)) == "a", "two nodes accuse it"
+
+
 def test_of_three_the_coordinator_is_not_blamed_and_of_two_the_last() -> None:
     a, b, c = (NodeObserved(node_id=NodeId(name)) for name in "abc")
     status = RoundStatus(committed=Step(9), proposed=Step(10), boundary=Step(10), committed_at_seconds=0.0)
