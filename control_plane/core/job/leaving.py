@@ -115,7 +115,9 @@ def _with_partners(view: JobView, leaving: tuple[Departure, ...]) -> JobView:
     # With parity, one unreachable member makes the shares of its whole group incomplete, so owners report all others.
     has_parity = view.spec.parity_group_size is not None
     suspected = silent_in_rounds(view.reports) if has_parity else nodes_out_of_view(view.reports)
-    suspected |= accusers(view.reports, {move.node_id for move in lost})
+    alone = accusers(view.reports, {move.node_id for move in lost})
+    if len(alone) == 1 and not has_parity:
+        suspected |= alone
     staying = suspected - {move.node_id for move in leaving}
     known_as = incident_id(view.spec.run, view.plan.generation)
     lines = tuple(moves.partner(node_id, lost, known_as, view.now) for node_id in sorted(staying))
