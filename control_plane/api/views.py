@@ -806,7 +806,8 @@ def _hold_advice(record: SavedNode, price_usd_per_hour: float | None) -> nodes_s
 def _burn_in(stored: BurnIn | None) -> nodes_schemas.NodeBurnIn | None:
     if stored is None or stored.result is None:
         return None
-    tests = [shaped(test, nodes_schemas.NodeTest) for test in stored.result.tests]
+    pairs = [pair.test for pair in stored.pairs if pair.test is not None]
+    tests = [shaped(test, nodes_schemas.NodeTest) for test in (*stored.result.tests, *pairs)]
     return shaped(stored.result, nodes_schemas.NodeBurnIn, time=stored.ended_at, tests=tests)
 
 

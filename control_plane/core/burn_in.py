@@ -89,8 +89,10 @@ def order(record: BurnIn | None, node: NodeObserved, *, since: float, now: float
     """Return the command for a spare whose burn-in is pending, or None."""
     if record is None or not record.is_pending or node.member is not None or not can_test(node):
         return None
-    is_due = record.result is None or now - since >= IDLE_SECONDS
-    return RunBurnIn(number=record.number, level=record.level) if is_due else None
+    if record.result is not None and now - since < IDLE_SECONDS:
+        return None
+    pair = record.pending_pair
+    return RunBurnIn(number=record.number, level=record.level, partner=pair.partner if pair is not None else None)
 
 
 def failure(record: BurnIn | None) -> NodeFault | None:

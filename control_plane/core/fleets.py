@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import zip_longest
 
-from control_plane.core import burn_in, capacity, notices, remedies, requests, rolls
+from control_plane.core import burn_in, capacity, notices, pair_tests, remedies, requests, rolls
 from control_plane.core.actions import (
     CompleteTermination,
     EventDraft,
@@ -387,7 +387,8 @@ class _Table:
             node = self.node(row.node_id)
             if node.is_connected and node.has_reported:
                 others = self._other_results(row, node.burn_in)
-                after = burn_in.follow(row.burn_in, node, others, since=row.since, now=self.now)
+                before = pair_tests.follow(row.burn_in, node, since=row.since, now=self.now)
+                after = burn_in.follow(before, node, others, since=row.since, now=self.now)
                 self.rows[row.node_id] = replace(row, burn_in=after)
 
     def _other_results(self, row: NodeRecord, *newest: BurnInResult | None) -> list[BurnInResult]:
@@ -407,6 +408,10 @@ class _Table:
                 yield each.node_id, each.burn_in.result
 
     @cached_property
+    def pair_rates(self) -> pair_tests.Rates:
+        return pair_tests.rates_of(tuple(self.rows.values()), self.now)
+
+    @cached_property
     def _best_rates(self) -> Mapping[str, int]:
         return burn_in.best_rates(result for _, result in self._results())
 
@@ -424,6 +429,7 @@ class _Table:
                 self._implicate(row, found.what, found.fault, found.remedy)
             elif self._may_hold_slow_nodes() and (
                 (slow := burn_in.slowness(row.burn_in, self._other_results(row))) is not None
+                or (slow := pair_tests.slowness(row.node_id, self.pair_rates)) is not None
             ):
                 self.take_out(row, Remedy.RETIRE, slow)
                 self._implicate(row, FaultCode.NODE_SLOW, slow, Remedy.RETIRE)
@@ -802,6 +808,9 @@ def _sources(table: _Table, policy: Policy) -> list[Send]:
 
 
 def _burn_ins(table: _Table) -> list[Send]:
+    """Return the orders to test spares. Idle spares that no job needs are first paired for all-reduces."""
+    paired = pair_tests.paired(table.in_state(NodeState.SPARE), table.node, table.pair_rates, table.now)
+    table.rows |= {row.node_id: row for row in paired}
     rows = table.in_state(NodeState.SPARE)
     orders = {
         row.node_id: burn_in.order(row.burn_in, table.node(row.node_id), since=row.since, now=table.now) for row in rows

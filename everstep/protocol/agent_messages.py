@@ -593,7 +593,7 @@ class BurnInTest(Message, frozen=True):
     """The result of one test of a node."""
 
     name: Name
-    """`matmul`, `disk-write`, `disk-read`, `loopback`, `gpus`, `dcgm`, or `gpu-matmul-` and the index of a GPU."""
+    """`matmul`, `disk-write`, `disk-read`, `loopback`, `gpus`, `dcgm`, `all-reduce`, or `gpu-matmul-` and a number."""
     outcome: BurnInOutcome
     rate: Count | None = None
     """Bytes per second, or floating-point operations per second of a matmul; None if the test measures no rate."""
@@ -798,6 +798,17 @@ class KeepSources(Message, frozen=True):
     sources: tuple[SourceArchive, ...]
 
 
+class BurnInPartner(Message, frozen=True):
+    """The other node of an all-reduce. The node with `place` 0 listens at `port`, the other one has place 1."""
+
+    since_minor: ClassVar[int] = 3
+
+    node_id: NodeId
+    address: str
+    port: int
+    place: int
+
+
 class RunBurnIn(Message, frozen=True):
     """Command to test an idle node, repeated until the report contains a result with this number. A node that has
     promised to join a generation ignores it. A promise ends a running burn-in without a result.
@@ -808,6 +819,8 @@ class RunBurnIn(Message, frozen=True):
     number: int
     level: int
     """Level of DCGM's diagnostics (`dcgmi diag -r`), from 1 to 3."""
+    partner: BurnInPartner | None = None
+    """With a partner, the only test is an all-reduce. Sent only to agents that know `BurnInPartner`."""
 
 
 class SendLines(Message, frozen=True):

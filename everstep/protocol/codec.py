@@ -32,7 +32,7 @@ from everstep.protocol.errors import UNDECODABLE, MalformedMessage, OversizedMes
 
 PROTOCOL_VERSION = 1
 """Processes with different versions refuse each other's messages."""
-PROTOCOL_MINOR = 2
+PROTOCOL_MINOR = 3
 """The number of additions so far. Agent and control plane exchange it in their first messages."""
 UPDATE_ADVICE = "see docs/operating.md#updates"
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024

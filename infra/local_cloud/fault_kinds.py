@@ -241,8 +241,8 @@ class Unfit(_OnInstance, frozen=True):
     """Spoil a test of a node. The agent runs its tests after a reboot of the node."""
 
     test: Annotated[
-        Literal["matmul", "disk-write", "disk-read", "loopback"],
-        msgspec.Meta(description="matmul: wrong product; any other: slow"),
+        Literal["matmul", "disk-write", "disk-read", "loopback", "all-reduce"],
+        msgspec.Meta(description="matmul: wrong product; all-reduce: wrong sum; any other: slow"),
     ] = "matmul"
 
 

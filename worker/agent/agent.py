@@ -117,7 +117,7 @@ class Agent:
         self.lines = RankLogLines(state, objects, self.full_disks, now=now, send=self.control.send_lines)
         self.outputs = EndedOutputs(objects, self.rank_outputs, changed)
         self.sources = SourcePrefetch(self.archives, self.full_disks, on_change=changed)
-        self.burn_in = BurnInRunner(state, changed)
+        self.burn_in = BurnInRunner(state, changed, address=settings.address)
         self.evidence = Evidence(own_log or OwnLog(), objects, state)
         self.inspection = RankInspection(
             settings, supervisor, self.usage, answer=self.control.send_answer, on_change=changed

@@ -38,6 +38,7 @@ class BurnInRunner:
     state: Path
     on_change: Callable[[], None]
     _: KW_ONLY
+    address: str
     command: Sequence[str] = (sys.executable, "-P", "-s", "-m", "worker.node.burn_in")
     limits_seconds: Mapping[int, float] = field(default_factory=lambda: LIMIT_SECONDS)
     end_seconds: float = END_SECONDS
@@ -64,7 +65,7 @@ class BurnInRunner:
         begun = time.monotonic()
         try:
             async with asyncio.timeout(self.limits_seconds.get(order.level, max(self.limits_seconds.values()))):
-                tests = _TESTS.decode(await self._output(order.level))[:MAX_BURN_IN_TESTS]
+                tests = _TESTS.decode(await self._output(order))[:MAX_BURN_IN_TESTS]
         except (OSError, TimeoutError, msgspec.MsgspecError) as error:
             log.warning("the burn-in came to no result: %r", error)
             tests = [BurnInTest(name="burn-in", outcome=BurnInOutcome.UNKNOWN, text=repr(error)[:500])]
@@ -74,11 +75,13 @@ class BurnInRunner:
         log.info("burn-in of level %d: %.2f s: %s", order.level, seconds, words)
         self.on_change()
 
-    async def _output(self, level: int) -> bytes:
+    async def _output(self, order: RunBurnIn) -> bytes:
+        partner = order.partner
+        pair = () if partner is None else (self.address, partner.address, str(partner.port), str(partner.place))
         # The child stays in the agent's session, in which the kernel prefers threads of a lower niceness.
         child = await asyncio.create_subprocess_exec(
             *self.command,
-            *(str(level), str(self.state)),
+            *(str(order.level), str(self.state), *pair),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

@@ -8,6 +8,8 @@
     dcgm             on nodes with GPUs: `dcgmi diag -r LEVEL -j`
     gpu-matmul-0 …   on nodes with GPUs: `everstep.training.gpu_matmul`
 
+With OWN_ADDRESS PARTNER_ADDRESS PORT PLACE, the only test is `all-reduce` (`everstep.training.all_reduce`).
+
 The child prints its results as JSON. In a local cluster, the file that EVERSTEP_BURN_IN_STUB names contains the names
 of tests that the child spoils.
 
@@ -20,6 +22,7 @@ import ctypes
 import errno
 import hashlib
 import os
+import re
 import resource
 import shutil
 import signal
@@ -42,6 +45,7 @@ from everstep.host.firmware import is_ec2_instance
 from everstep.protocol.agent_messages import BurnInOutcome, BurnInTest
 from everstep.protocol.limits import cut
 from worker.node.health.gpus import GpuReader, NvmlGpus, gpu_reader
+from worker.node.network_cards import card_of
 from worker.node.priority import end_first_without_memory, work_at
 
 STUB_VARIABLE: Final = "EVERSTEP_BURN_IN_STUB"
@@ -60,6 +64,7 @@ LOOPBACK_SECONDS: Final = 10.0
 DCGM_SECONDS: Final[Mapping[int, float]] = {1: 60.0, 2: 600.0, 3: 2700.0}
 """Time limit of DCGM by level. NVIDIA states durations below a minute, 2 minutes and 30 minutes."""
 GPU_SECONDS: Final = 300.0
+PAIR_SECONDS: Final = 240.0  # The program has a limit of its own, below this one.
 MAX_OUTPUT_BYTES: Final = 4 << 20
 """Longest output of a program that is parsed. DCGM prints some 100 KiB about eight GPUs."""
 END_SECONDS: Final = 2.0
@@ -109,10 +114,12 @@ def run(
     gpus: GpuReader,
     spoiled: frozenset[str] = frozenset(),
     dcgm_seconds: Mapping[int, float] = DCGM_SECONDS,
+    pair: tuple[str, ...] = (),
 ) -> Iterator[BurnInTest]:
     """Yield the results of all tests of this node, at level 1 (seconds) to 3 (half an hour).
 
-    Simulated GPUs are not tested. `spoiled` names the tests to spoil in a local cluster.
+    Simulated GPUs are not tested. `spoiled` names the tests to spoil in a local cluster. With `pair`, the arguments of
+    `all_reduce`, no other test runs.
     """
     tests: list[tuple[str, Callable[[], list[BurnInTest]]]] = [
         ("matmul", lambda: [matmul(error=int("matmul" in spoiled))]),
@@ -123,6 +130,8 @@ def run(
         tests.append(("gpus", lambda: gpu_facts(gpus)))
     if isinstance(gpus, NvmlGpus):
         tests += [("dcgm", lambda: [dcgm(level, dcgm_seconds[level])]), ("gpu-matmul", gpu_matmuls)]
+    if pair:
+        tests = [("all-reduce", lambda: [all_reduce(*pair, error=int("all-reduce" in spoiled))])]
     for name, test in tests:
         for result in _attempt(name, test):
             is_slowed = result.name in spoiled and result.rate is not None
@@ -258,6 +267,25 @@ def gpu_matmuls() -> list[BurnInTest]:
     ]
 
 
+def all_reduce(own: str, partner: str, port: str, place: str, *, error: int = 0) -> BurnInTest:
+    """Sum a tensor with another node. A failure is evidence against the pair, not against one of its nodes."""
+    card = card_of(own)
+    environment = {"GLOO_SOCKET_IFNAME": card, "NCCL_SOCKET_IFNAME": f"={card}"} | os.environ if card else None
+    address = own if place == "0" else partner
+    command = [sys.executable, "-P", "-m", "everstep.training.all_reduce", place, address, port, str(error)]
+    # `output_of` limits the size of files, but NCCL's ranks share large ones.
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PAIR_SECONDS, check=False, env=environment
+    )
+    lines = re.findall(r"^(?:met|wrong|rate \d+)$", done.stdout.decode(errors="replace"), re.MULTILINE)
+    if "met" not in lines:
+        return _result("all-reduce", "the nodes did not connect", is_unknown=True)
+    if "wrong" in lines:
+        return _result("all-reduce", "the sum is wrong")
+    rate = int(lines[-1][5:]) if lines[-1].startswith("rate") else None
+    return _result("all-reduce", "the sum did not end" if rate is None else "", rate=rate)
+
+
 def output_of(command: list[str], seconds: float) -> bytes:
     """Return the stdout of a program. Raises OSError if it cannot start, subprocess.TimeoutExpired if it is slow."""
     with tempfile.TemporaryFile() as output:
@@ -297,8 +325,8 @@ def spoiled_tests(environment: Mapping[str, str]) -> frozenset[str]:
         return frozenset()
 
 
-def main(level: int, folder: Path) -> None:
-    """Test this node, and print the results."""
+def main(level: int, folder: Path, *pair: str) -> None:
+    """Test this node, or with the arguments `pair` its all-reduce with a partner, and print the results."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # `output_of` then ends its program.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -306,10 +334,11 @@ def main(level: int, folder: Path) -> None:
     end_first_without_memory()
     gpus = gpu_reader()
     try:
-        sys.stdout.buffer.write(msgspec.json.encode(list(run(level, folder, gpus, spoiled_tests(os.environ)))))
+        results = list(run(level, folder, gpus, spoiled_tests(os.environ), pair=pair))
+        sys.stdout.buffer.write(msgspec.json.encode(results))
     finally:
         gpus.close()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from control_plane.core.observed.facts import Fact, InstanceEnded, Requested
-from everstep.protocol.agent_messages import BurnInResult, MemberReport, NodeFault, NoticeKind
+from everstep.protocol.agent_messages import (
+    BurnInPartner,
+    BurnInResult,
+    BurnInTest,
+    MemberReport,
+    NodeFault,
+    NoticeKind,
+)
 from everstep.protocol.ids import NodeId
 
 
@@ -124,6 +131,16 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PairTest:
+    """An all-reduce with another node. Both nodes store it with the same time of the order, in Unix seconds."""
+
+    at: float
+    partner: BurnInPartner
+    test: BurnInTest | None = None
+    """This node's result. None while it is pending, and after an interruption, for example by a job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BurnIn:
     """The newest order to test a node, and the newest result. Times are Unix seconds."""
 
@@ -136,6 +153,14 @@ class BurnIn:
     """None while the node is untested. While a further test is pending, the result of an earlier order."""
     ended_at: float = 0.0
     """Arrival of the result."""
+    pairs: tuple[PairTest, ...] = ()
+    """The newest all-reduce with each partner, oldest first. `result` has only the node's own tests."""
+
+    @property
+    def pending_pair(self) -> PairTest | None:
+        """The all-reduce that is the newest order and has not ended, or None."""
+        pair = self.pairs[-1] if self.pairs and self.is_pending else None
+        return pair if pair is not None and pair.at == self.ordered_at else None
 
     @property
     def is_pending(self) -> bool:

@@ -22,7 +22,7 @@ class Node:
     def __init__(self, folder: Path, program: str) -> None:
         self.done = asyncio.Event()
         self.folder = folder
-        self.burn_in = BurnInRunner(folder, self.done.set, command=(sys.executable, "-c", program))
+        self.burn_in = BurnInRunner(folder, self.done.set, address="127.0.0.1", command=(sys.executable, "-c", program))
 
     async def result_of(self, number: int, level: int = 1) -> list[tuple[str, BurnInOutcome]]:
         self.done.clear()
