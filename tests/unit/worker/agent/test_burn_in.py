@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from everstep.protocol.agent_messages import BurnInOutcome, RunBurnIn
+from everstep.protocol.agent_messages import BurnInOutcome, BurnInPartner, RunBurnIn
+from everstep.protocol.ids import NodeId
 from worker.agent.burn_in import MAX_OUTPUT_BYTES, BurnInRunner
 
 TESTS = json.dumps([{"type": "BurnInTest", "name": "matmul", "outcome": "passed", "rate": 5}])
@@ -36,6 +37,18 @@ class Node:
 async def test_the_tests_of_the_child_are_the_result(tmp_path: Path) -> None:
     node = Node(tmp_path, f"import sys; assert sys.argv[1:] == ['3', {str(tmp_path)!r}]; print({TESTS!r})")
     assert await node.result_of(4, level=3) == [("matmul", BurnInOutcome.PASSED)]
+
+
+async def test_an_order_with_a_partner_passes_both_addresses_to_the_child(tmp_path: Path) -> None:
+    node = Node(
+        tmp_path, f"import sys; open(sys.argv[2] + '/arguments', 'w').write(' '.join(sys.argv)); print({TESTS!r})"
+    )
+    partner = BurnInPartner(node_id=NodeId("i-2"), address="10.0.0.2", port=20_001, place=1)
+    await node.burn_in.start(RunBurnIn(number=5, level=3, partner=partner))
+    await node.done.wait()
+    assert (tmp_path / "arguments").read_text() == f"-c 3 {tmp_path} 127.0.0.1 10.0.0.2 20001 1"
+    assert node.burn_in.result is not None
+    assert [test.outcome for test in node.burn_in.result.tests] == [BurnInOutcome.PASSED]
 
 
 async def test_a_repeated_order_runs_once(tmp_path: Path) -> None:

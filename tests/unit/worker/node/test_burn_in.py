@@ -153,6 +153,33 @@ def test_the_product_of_the_gpu_form_is_exact() -> None:
     assert rate > 0
 
 
+@pytest.mark.parametrize(
+    ("printed", "outcome", "rate"),
+    [
+        (b"", UNKNOWN, None),
+        (b"Traceback\nrate 5", UNKNOWN, None),
+        (b"met\n", FAILED, None),
+        (b"met\nwrong\n", FAILED, None),
+        (b"met\nwrong\nrate 5\n", FAILED, None),
+        (b"a warning of NCCL: rate 7\nmet\nrate 5\n\xff", PASSED, 5),
+    ],
+)
+def test_an_all_reduce_fails_only_after_both_nodes_are_connected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: bytes, outcome: BurnInOutcome, rate: int | None
+) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        commands.append(command[4:])
+        return subprocess.CompletedProcess(command, 0, printed)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    for place in ("0", "1"):
+        (test,) = burn_in.run(3, tmp_path, NoGpus(), pair=("127.0.0.1", "127.0.0.2", "20000", place))
+        assert (test.name, test.outcome, test.rate) == ("all-reduce", outcome, rate)
+    assert commands == [["0", "127.0.0.1", "20000", "0"], ["1", "127.0.0.2", "20000", "0"]]
+
+
 def test_the_child_prints_what_the_agent_decodes(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "worker.node.burn_in", "1", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, check=True)
