@@ -253,6 +253,7 @@ class Simulation:
             fleets.set_wanted(session, FLEET, max_replacements_per_hour=1000)
         for agent in world.agents.values():
             agent.fails_load, agent.lie, agent.node_faults = False, None, ()
+            agent.spoils_sums = agent.denies_sums = False
             if agent.node_id not in self.due:
                 agent.notices = ()
         quiet = 0

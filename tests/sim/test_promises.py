@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from control_plane.core import notices
 from control_plane.core.incidents import lost_steps
 from control_plane.core.observed.nodes import Cause
-from control_plane.core.states import ENDED_JOBS, JobState
+from control_plane.core.states import ENDED_JOBS, JobState, NodeState
 from control_plane.db import jobs
 from control_plane.loop import memos
 from everstep.protocol.agent_messages import NoticeKind
 from everstep.protocol.ids import RunId
 from tests.sim.acts import AGENT_LIES, KINDS, LIES
-from tests.sim.simulation import Simulation, tell
+from tests.sim.simulation import SLOW_TICK_SECONDS, Simulation, tell
 from tests.sim.story import Act, JobShape, Story
 
 FOUR = JobShape(nodes=4, copies=2, settings={"max_attempts": 50})
@@ -106,6 +107,32 @@ def test_a_restore_to_any_pass_of_a_launch_lets_training_resume(lasts: int) -> N
         assert simulation.jobs()[0].state == JobState.RUNNING, f"restored {later} ticks later"
 
     tell(story(), course)
+
+
+@pytest.mark.parametrize("is_lie", [False, True])
+def test_a_spare_that_spoils_all_reduces_joins_no_job(*, is_lie: bool) -> None:
+    """The node spoils each sum of a pair, or its agent denies each right one."""
+    place = random.randrange(4)
+
+    async def course(simulation: Simulation) -> None:
+        world, run_id = simulation.world, (await train(simulation, 5)).run_id
+        spares = [agent for agent in world.agents.values() if agent.run is None]
+        bad = spares[place]
+        bad.spoils_sums, bad.denies_sums = not is_lie, is_lie
+        for _ in range(400):
+            if world.nodes()[bad.node_id].state == NodeState.HELD:
+                break
+            await simulation.tick(SLOW_TICK_SECONDS)
+        held = {id for id, node in world.nodes().items() if node.state == NodeState.HELD}
+        assert held == {bad.node_id}
+        for agent in simulation.stepping(simulation.jobs()[0])[:2]:
+            world.terminate(agent)
+            await until(simulation, lambda: len(simulation.stepping(simulation.jobs()[0])) < FOUR.nodes)
+            await until(simulation, lambda: len(simulation.stepping(simulation.jobs()[0])) == FOUR.nodes)
+            assert bad not in simulation.stepping(simulation.jobs()[0])
+        assert simulation.jobs()[0].run_id == run_id
+
+    tell(replace(story(), spares=4, room=4), course)
 
 
 def agent_lie(lie: str) -> tuple[str, int]:

@@ -34,6 +34,7 @@ from control_plane.steady_clock import SteadyClock
 from everstep.protocol.agent_messages import (
     AgentReport,
     BurnInOutcome,
+    BurnInPartner,
     BurnInResult,
     BurnInTest,
     ControlToAgent,
@@ -207,6 +208,10 @@ class Agent:
     burn_in: BurnInResult | None = None
     tests: tuple[BurnInTest, ...] = (BurnInTest(name="matmul", outcome=BurnInOutcome.PASSED),)
     """Results of the node's tests. The agent reports them at the next order to test the node."""
+    spoils_sums: bool = False
+    """Whether all all-reduces with this node fail."""
+    denies_sums: bool = False
+    """Whether the agent reports all its all-reduces as failed."""
     target: int = 0
     measured: dict[str, float] = field(default_factory=dict)
     logged: tuple[RankValues, ...] = ()
@@ -501,9 +506,10 @@ class Agent:
             case KeepSources(sources=sources):
                 if self.run is None:
                     self.sources = tuple(source.sha256 for source in sources)
-            case RunBurnIn(number=number, level=level):
+            case RunBurnIn(number=number, level=level, partner=partner):
                 if self.run is None:
-                    self.burn_in = BurnInResult(number=number, level=level, seconds=0.5, tests=self.tests)
+                    tests = self.tests if partner is None else (self.all_reduce(partner),)
+                    self.burn_in = BurnInResult(number=number, level=level, seconds=0.5, tests=tests)
             case MetricsStored():
                 pass  # the simulated agent buffers no metrics
             case SendLines():
@@ -511,6 +517,18 @@ class Agent:
             case _:
                 raise AssertionError(message)
         self.report()
+
+    def all_reduce(self, partner: BurnInPartner) -> BurnInTest:
+        """Return the result of an all-reduce. It is unknown if the partner works for a job, or cannot be reached."""
+        other = self.world.agents.get(partner.node_id)
+        if other is None or other.run is not None or {self.node_id, other.node_id} & self.world.cut:
+            outcome = BurnInOutcome.UNKNOWN
+        elif self.denies_sums or self.spoils_sums or other.spoils_sums:
+            outcome = BurnInOutcome.FAILED
+        else:
+            outcome = BurnInOutcome.PASSED
+        rate = 1_000_000 if outcome is BurnInOutcome.PASSED else None
+        return BurnInTest(name="all-reduce", outcome=outcome, rate=rate)
 
     def end_rehearsal(self, verdicts: Mapping[int, RehearsalVerdict], seconds: float) -> None:
         """Let the node's ranks train again after five repeated steps. Each rank with a verdict reports it."""
@@ -1079,6 +1097,18 @@ class World:
         for agent in self.team():
             agent.phase_of = dict.fromkeys(agent.boundary, "rehearse")
             agent.limit_of = dict.fromkeys(agent.boundary, limit_seconds)
+
+    def all_reduce(self, partner: BurnInPartner) -> BurnInTest:
+        """Return the result of an all-reduce. It is unknown if the partner works for a job, or cannot be reached."""
+        other = self.world.agents.get(partner.node_id)
+        if other is None or other.run is not None or {self.node_id, other.node_id} & self.world.cut:
+            outcome = BurnInOutcome.UNKNOWN
+        elif self.denies_sums or self.spoils_sums or other.spoils_sums:
+            outcome = BurnInOutcome.FAILED
+        else:
+            outcome = BurnInOutcome.PASSED
+        rate = 1_000_000 if outcome is BurnInOutcome.PASSED else None
+        return BurnInTest(name="all-reduce", outcome=outcome, rate=rate)
 
     def end_rehearsal(self, *verdicts: RehearsalVerdict | None, seconds: float = 3.0) -> None:
         """Let each rank train again and report its verdict, or nothing."""
