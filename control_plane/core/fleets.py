@@ -809,7 +809,7 @@ def _sources(table: _Table, policy: Policy) -> list[Send]:
 
 def _burn_ins(table: _Table) -> list[Send]:
     """Return the orders to test spares. Idle spares that no job needs are first paired for all-reduces."""
-    paired = pair_tests.paired(table.in_state(NodeState.SPARE), table.node, table.pair_rates, table.now)
+    paired = pair_tests.paired(tuple(table.rows.values()), table.node, table.pair_rates, table.now)
     table.rows |= {row.node_id: row for row in paired}
     rows = table.in_state(NodeState.SPARE)
     orders = {

@@ -20,6 +20,7 @@ from control_plane.core.launch import MASTER_PORTS
 from control_plane.core.observed.facts import SlowNode
 from control_plane.core.observed.fleets import NodeRecord
 from control_plane.core.observed.nodes import BurnIn, NodeObserved, PairTest
+from control_plane.core.states import NodeState
 from everstep.protocol.agent_messages import BurnInOutcome, BurnInPartner
 from everstep.protocol.ids import NodeId
 
@@ -49,13 +50,20 @@ def rates_of(rows: Sequence[NodeRecord], now: float) -> Rates:
 
 
 def paired(
-    spares: Sequence[NodeRecord], node: Callable[[NodeId], NodeObserved], rates: Rates, now: float
+    rows: Sequence[NodeRecord], node: Callable[[NodeId], NodeObserved], rates: Rates, now: float
 ) -> list[NodeRecord]:
     """Return the records of idle spares that receive an order for an all-reduce now."""
-    tried = {row.node_id: {pair.partner.node_id for pair in _recent(row.burn_in, now)} for row in spares}
+    stored = {(row.node_id, pair.at) for row in rows for pair in _recent(row.burn_in, now)}
+    # A node that returns to service no longer stores its earlier pairs, so its partners may test it again.
+    tried = {
+        row.node_id: {
+            pair.partner.node_id for pair in _recent(row.burn_in, now) if (pair.partner.node_id, pair.at) in stored
+        }
+        for row in rows
+    }
     free = {
         row.node_id: row
-        for row in sorted(spares, key=lambda row: row.node_id)
+        for row in sorted(rows, key=lambda row: row.node_id)
         if _is_idle(row, node(row.node_id), now) and len(tried[row.node_id]) < MOST_PARTNERS
     }
     ordered: list[NodeRecord] = []
@@ -71,7 +79,9 @@ def paired(
 
 def _is_idle(row: NodeRecord, node: NodeObserved, now: float) -> bool:
     record = row.burn_in
-    is_tested = record is not None and record.level == IDLE_LEVEL and not record.is_pending
+    is_tested = (
+        row.state is NodeState.SPARE and record is not None and record.level == IDLE_LEVEL and not record.is_pending
+    )
     is_supported = node.protocol_minor is not None and node.protocol_minor >= BurnInPartner.since_minor
     is_reported = node.is_connected and node.has_reported and node.member is None and row.request is None
     return is_tested and is_supported and is_reported and now - row.since >= IDLE_SECONDS
@@ -81,7 +91,8 @@ def _ordered(row: NodeRecord, partner: NodeObserved, place: int, now: float) -> 
     assert row.burn_in is not None
     port = MASTER_PORTS[int(now) % len(MASTER_PORTS)]
     to = BurnInPartner(node_id=partner.node_id, address=partner.address, port=port, place=place)
-    pairs = (*_recent(row.burn_in, now), PairTest(at=now, partner=to))
+    others = [pair for pair in _recent(row.burn_in, now) if pair.partner.node_id != to.node_id]
+    pairs = (*others, PairTest(at=now, partner=to))
     return replace(row, burn_in=replace(row.burn_in, number=row.burn_in.number + 1, ordered_at=now, pairs=pairs))
 
 

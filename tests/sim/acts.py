@@ -218,12 +218,6 @@ def no_fault(simulation: Simulation, act: Act, agent: Agent) -> None:
     agent.node_faults = ()
 
 
-@of_node(1)
-def spoil_sums(simulation: Simulation, act: Act, agent: Agent) -> None:
-    """Make all-reduces with a node fail, or make the agent report them as failed."""
-    agent.spoils_sums, agent.denies_sums = choice(act, ((True, False), (False, True), (False, False)))
-
-
 @of_node(2)
 def load_fails(simulation: Simulation, act: Act, agent: Agent) -> None:
     agent.fails_load = bool(act.amount % 3)

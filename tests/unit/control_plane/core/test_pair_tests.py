@@ -17,7 +17,7 @@ from control_plane.core import fleets
 from control_plane.core.actions import FleetDecision, Send, TerminateMember
 from control_plane.core.burn_in import IDLE_SECONDS, RETEST_SECONDS, renewed
 from control_plane.core.observed.facts import SlowNode
-from control_plane.core.observed.fleets import FleetJob, Hold, NodeRecord
+from control_plane.core.observed.fleets import FleetJob, Hold, HoldRelease
 from control_plane.core.observed.nodes import BurnIn
 from control_plane.core.pair_tests import LIMIT_SECONDS, MOST_PARTNERS, SHARE, Rates, rates_of, slowness
 from control_plane.core.states import JobState, NodeState
@@ -29,6 +29,8 @@ from tests.unit.control_plane.core.test_fleets import SPEC as FLEET
 NOW = 1_000_000.0
 RATE = 1_000_000
 FAILED, PASSED, UNKNOWN = BurnInOutcome.FAILED, BurnInOutcome.PASSED, BurnInOutcome.UNKNOWN
+OWN = BurnInResult(number=2, level=3, seconds=1.0, tests=(BurnInTest(name="matmul", outcome=PASSED),))
+TESTED = BurnIn(number=2, level=3, ordered_at=NOW, result=OWN, ended_at=NOW)
 Words = Callable[["Fleet", str, str], BurnInTest | None]
 """The result that a node reports for its all-reduce with a partner. None if it reports none."""
 
@@ -56,9 +58,7 @@ class Fleet:
     """The pairs that were tested, in their order."""
 
     def __post_init__(self) -> None:
-        own = BurnInResult(number=2, level=3, seconds=1.0, tests=(BurnInTest(name="matmul", outcome=PASSED),))
-        tested = BurnIn(number=2, level=3, ordered_at=self.now, result=own, ended_at=self.now)
-        self.rows = {NodeId(name): row(name, burn_in=tested, since=self.now - IDLE_SECONDS) for name in self.names}
+        self.rows = {NodeId(name): row(name, burn_in=TESTED, since=self.now - IDLE_SECONDS) for name in self.names}
         self.reported: dict[NodeId, BurnInResult] = {}
 
     def decide(self) -> FleetDecision:
@@ -257,16 +257,21 @@ def test_a_job_receives_a_node_whose_all_reduce_is_pending() -> None:
     assert not any(rates_of(list(fleet.rows.values()), fleet.now).values())
 
 
-def test_the_results_of_a_node_that_returns_no_longer_count() -> None:
+def test_a_node_that_returns_is_tested_with_the_same_partners_again() -> None:
     fleet = Fleet(("i1", "i2", "i3"), frozenset({"i3"}))
     fleet.run()
     held = fleet.rows[NodeId("i3")]
-    back = replace(held, burn_in=renewed(held.burn_in, fleet.now))
-    rows: list[NodeRecord] = [*fleet.rows.values()]
-    assert slowness(NodeId("i3"), rates_of(rows, fleet.now)) is not None
-    rates = rates_of([back if each is held else each for each in rows], fleet.now)
-    assert slowness(NodeId("i3"), rates) is None
-    assert rates[NodeId("i1")] == {"i2": RATE}
+    released = replace(held, release=HoldRelease.RETURN)
+    fleet.rows[held.node_id], fleet.bad = released, frozenset()
+    fleet.decide()
+    back = fleet.rows[held.node_id]
+    assert (back.state, back.burn_in) == (NodeState.SPARE, renewed(held.burn_in, fleet.now))
+    assert rates_of(list(fleet.rows.values()), fleet.now)[NodeId("i1")] == {"i2": RATE}
+    tested = replace(TESTED, number=9, result=structs.replace(OWN, number=9))
+    fleet.rows[held.node_id] = replace(back, burn_in=tested, since=fleet.now - IDLE_SECONDS)
+    fleet.run()
+    assert fleet.held() == {}
+    assert len(rates_of(list(fleet.rows.values()), fleet.now)[NodeId("i3")]) == 1
 
 
 def test_own_results_stay_beside_the_all_reduce() -> None:
