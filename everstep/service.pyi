@@ -1008,7 +1008,7 @@ class NodeTest(TypedDict):
     Rate: NotRequired[int]
     """Bytes per second; for a matmul, floating-point operations per second. Absent if the test measures no rate."""
     Text: str
-    """Why the test failed or could not run. Empty if it passed."""
+    """Why the test failed or could not run, after the partner of an all-reduce. Empty if a node's own test passed."""
 
 class Note(TypedDict):
     """A note that a person has written about a job or an incident. A note never changes."""

@@ -1602,7 +1602,7 @@ export interface NodeTest {
   Outcome: 'passed' | 'failed' | 'unknown'
   /** Bytes per second; for a matmul, floating-point operations per second. Absent if the test measures no rate. */
   Rate?: number
-  /** Why the test failed or could not run. Empty if it passed. */
+  /** Why the test failed or could not run, after the partner of an all-reduce. Empty if a node's own test passed. */
   Text: string
 }
 

@@ -99,7 +99,7 @@ class NodeTest(Shape):
     rate: int | None
     """Bytes per second; for a matmul, floating-point operations per second. Absent if the test measures no rate."""
     text: str
-    """Why the test failed or could not run. Empty if it passed."""
+    """Why the test failed or could not run, after the partner of an all-reduce. Empty if a node's own test passed."""
 
 
 class NodeBurnIn(Shape):
