@@ -390,6 +390,7 @@ class _Table:
                 before = pair_tests.follow(row.burn_in, node, since=row.since, now=self.now)
                 after = burn_in.follow(before, node, others, since=row.since, now=self.now)
                 self.rows[row.node_id] = replace(row, burn_in=after)
+        self.pair_rates = pair_tests.rates_of(tuple(self.rows.values()), self.now)
 
     def _other_results(self, row: NodeRecord, *newest: BurnInResult | None) -> list[BurnInResult]:
         """Return the results with which those of a node are compared. Empty if the node is as fast as the best one."""
@@ -406,10 +407,6 @@ class _Table:
         for each in self.rows.values():
             if each.burn_in is not None and each.burn_in.result is not None:
                 yield each.node_id, each.burn_in.result
-
-    @cached_property
-    def pair_rates(self) -> pair_tests.Rates:
-        return pair_tests.rates_of(tuple(self.rows.values()), self.now)
 
     @cached_property
     def _best_rates(self) -> Mapping[str, int]:
@@ -808,8 +805,7 @@ def _sources(table: _Table, policy: Policy) -> list[Send]:
 
 
 def _burn_ins(table: _Table) -> list[Send]:
-    """Return the orders to test spares. Idle spares that no job needs are first paired for all-reduces."""
-    paired = pair_tests.paired(tuple(table.rows.values()), table.node, table.pair_rates, table.now)
+    paired = pair_tests.due(tuple(table.rows.values()), table.node, table.pair_rates, table.now)
     table.rows |= {row.node_id: row for row in paired}
     rows = table.in_state(NodeState.SPARE)
     orders = {

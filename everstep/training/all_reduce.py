@@ -1,8 +1,8 @@
 """Sums a known tensor with another node: `python -P -m everstep.training.all_reduce NODE ADDRESS PORT ERROR`.
 
-The agents of two idle nodes run it (`worker.node.burn_in`), on all GPUs or on the CPU. NODE is 0 or 1, ADDRESS is that
-of node 0, and ERROR is added to this node's share. Each node prints `met` when all ranks are connected, and at the end
-`wrong`, or `rate` with the bytes per second of the bus as nccl-tests define them.
+The agents of two idle nodes run it (`worker.node.burn_in`), on all GPUs or on the CPU. NODE is 0 or 1, ADDRESS is node
+0's, and ERROR is added to this node's share. It prints `met` when all ranks are connected, and then `wrong`, or `rate`
+with the bytes per second of the bus as nccl-tests define them.
 """
 
 from __future__ import annotations
@@ -20,46 +20,40 @@ import torch
 from torch import distributed
 from torch.multiprocessing.spawn import spawn
 
-MEET_LIMIT: Final = timedelta(seconds=100)
-"""Time for both agents to receive the order, and for all ranks to import torch."""
-SUM_LIMIT: Final = timedelta(seconds=60)
-LIMIT_SECONDS: Final = 220
-BYTES: Final = {"cpu": 4 << 20, "cuda": 256 << 20}
-ROUNDS: Final = 10
-"""The best rate counts. In the first round, NCCL opens its connections."""
+LIMIT: Final = timedelta(seconds=100)
+"""Time for both agents to receive the order and for all ranks to import torch, and then for each sum."""
+ROUNDS: Final = 10  # The best rate counts. In the first round, NCCL opens its connections.
 
 
 def _run(local_rank: int, local_count: int, node: int, address: str, port: int, error: int) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG. A rank that waits for NCCL ignores other signals.
-    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     rank, count, listener = node * local_count + local_rank, 2 * local_count, None
     if rank == 0:  # By itself, the store would listen on all cards.
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, port), family=family).detach()
-    store = distributed.TCPStore(  # type: ignore[attr-defined]
-        address, port, count, rank == 0, MEET_LIMIT, master_listen_fd=listener
-    )
+    at = (address, port, count, rank == 0, LIMIT)
+    store = distributed.TCPStore(*at, master_listen_fd=listener)  # type: ignore[attr-defined]
     if local_rank == 0:
         print("met", flush=True)  # noqa: T201
-    distributed.init_process_group(store=store, rank=rank, world_size=count, timeout=SUM_LIMIT)
+    distributed.init_process_group(store=store, rank=rank, world_size=count, timeout=LIMIT)
+    device, size = (f"cuda:{local_rank}", 1 << 26) if torch.cuda.is_available() else ("cpu", 1 << 20)
     # Floats represent these integers and their sums exactly, in any order of additions.
-    share, durations = (torch.arange(BYTES[device.type] // 4, device=device) % 251).float(), []
+    share, durations = (torch.arange(size, device=device) % 251).float(), []
     for _ in range(ROUNDS):
         total = share * (rank + 1) + error
         begun = time.perf_counter()
         distributed.all_reduce(total)
-        is_right = torch.equal(total, share * (count * (count + 1) // 2))  # Waits for the GPU.
-        durations.append(time.perf_counter() - begun)
-        if not is_right:
+        if not torch.equal(total, share * (count * (count + 1) // 2)):  # Waits for the GPU.
             print("wrong", flush=True)  # noqa: T201
             os._exit(1)
+        durations.append(time.perf_counter() - begun)
     if local_rank == 0:
         print(f"rate {int(2 * (count - 1) / count * share.nbytes / min(durations))}", flush=True)  # noqa: T201
     os._exit(0)  # Torch's own exit aborts the process if another rank has exited.
 
 
 if __name__ == "__main__":
-    signal.alarm(LIMIT_SECONDS)
+    signal.alarm(2 * LIMIT.seconds)
     gpu_count = torch.cuda.device_count()
     arguments = (max(1, gpu_count), int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
     if gpu_count > 1:

@@ -77,7 +77,7 @@ def test_a_node_that_spoils_all_reduces_is_held_and_joins_no_job(
         )
         assert (held["Hold"], held["Reason"].split()[0]) == ("distrusted", "all-reduce")
         sums = {test["Text"]: test["Outcome"] for test in held["BurnIn"]["Tests"] if test["Name"] == "all-reduce"}
-        assert sums == {f"with {id}: the sum is wrong": "failed" for id in others}
+        assert sums == {f"the sum is wrong (with {id})": "failed" for id in others}
         job = place.submit("pair", Shape(nodes=2), adapter="plain", steps=10)
         job.wait_ended()
         assert bad not in job.describe()["NodeIds"]

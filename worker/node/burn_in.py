@@ -64,7 +64,6 @@ LOOPBACK_SECONDS: Final = 10.0
 DCGM_SECONDS: Final[Mapping[int, float]] = {1: 60.0, 2: 600.0, 3: 2700.0}
 """Time limit of DCGM by level. NVIDIA states durations below a minute, 2 minutes and 30 minutes."""
 GPU_SECONDS: Final = 300.0
-PAIR_SECONDS: Final = 240.0  # The program has a limit of its own, below this one.
 MAX_OUTPUT_BYTES: Final = 4 << 20
 """Longest output of a program that is parsed. DCGM prints some 100 KiB about eight GPUs."""
 END_SECONDS: Final = 2.0
@@ -275,7 +274,7 @@ def all_reduce(own: str, partner: str, port: str, place: str, *, error: int = 0)
     command = [sys.executable, "-P", "-m", "everstep.training.all_reduce", place, address, port, str(error)]
     # `output_of` limits the size of files, but NCCL's ranks share large ones.
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PAIR_SECONDS, check=False, env=environment
+        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=GPU_SECONDS, check=False, env=environment
     )
     lines = re.findall(r"^(?:met|wrong|rate \d+)$", done.stdout.decode(errors="replace"), re.MULTILINE)
     if "met" not in lines:

@@ -158,9 +158,8 @@ class BurnIn:
 
     @property
     def pending_pair(self) -> PairTest | None:
-        """The all-reduce that is the newest order and has not ended, or None."""
-        pair = self.pairs[-1] if self.pairs and self.is_pending else None
-        return pair if pair is not None and pair.at == self.ordered_at else None
+        """The pending all-reduce, or None."""
+        return next((pair for pair in self.pairs if self.is_pending and pair.at == self.ordered_at), None)
 
     @property
     def is_pending(self) -> bool:

@@ -155,7 +155,7 @@ def test_two_nodes_alone_decide_nothing() -> None:
     assert (fleet.held(), fleet.pairs) == ({}, [frozenset({"i1", "i2"})])
     (pair,) = fleet.rows[NodeId("i1")].burn_in.pairs  # type: ignore[union-attr]
     assert pair.test is not None
-    assert (pair.test.outcome, pair.test.text) == (FAILED, "with i2"), "a person sees it"
+    assert (pair.test.outcome, pair.test.text) == (FAILED, "(with i2)"), "a person sees it"
 
 
 @pytest.mark.parametrize("bad", [("i1", "i2"), ("i1", "i6"), ("i3", "i4")])
@@ -254,7 +254,7 @@ def test_a_job_receives_a_node_whose_all_reduce_is_pending() -> None:
     fleet.decide()
     pending = {id: row.burn_in.is_pending for id, row in fleet.rows.items() if row.burn_in is not None}
     assert pending == {busy: False, idle: False}, "the interrupted test has ended without a result"
-    assert not any(rates_of(list(fleet.rows.values()), fleet.now).values())
+    assert rates_of(list(fleet.rows.values()), fleet.now) == {busy: {idle: None}, idle: {busy: None}}
 
 
 def test_a_node_that_returns_is_tested_with_the_same_partners_again() -> None:
@@ -281,4 +281,4 @@ def test_own_results_stay_beside_the_all_reduce() -> None:
     assert record is not None
     assert record.result is not None
     assert ([test.name for test in record.result.tests], record.is_pending) == (["matmul"], False)
-    assert [pair.test for pair in record.pairs] == [structs.replace(all_reduce(), text="with i2")]
+    assert [pair.test for pair in record.pairs] == [structs.replace(all_reduce(), text="(with i2)")]
