@@ -27,6 +27,7 @@ MOST_PARTNERS = 4
 WITNESS_COUNT = 2
 SHARE = 0.1
 """Share of another rate below which a rate is bad. On busy CPUs, the rates of equal nodes differ up to ten times."""
+Node = Callable[[NodeId], NodeObserved]
 Rates = Mapping[NodeId, Mapping[NodeId, int | None]]
 """The rate of each pair in bytes per second, by node and partner. None if an agent has not reported a result."""
 
@@ -44,9 +45,7 @@ def rates_of(rows: Sequence[NodeRecord], now: float) -> Rates:
     return rates
 
 
-def due(
-    rows: Sequence[NodeRecord], node: Callable[[NodeId], NodeObserved], rates: Rates, now: float
-) -> list[NodeRecord]:
+def due(rows: Sequence[NodeRecord], node: Node, rates: Rates, now: float) -> list[NodeRecord]:
     """Return the idle spares that now receive orders: untested ones, and ones without a good rate yet."""
     free = {row.node_id: row for row in rows if _is_idle(row, node(row.node_id), now)}
     free = {id: free[id] for id in sorted(free) if len(rates[id]) < MOST_PARTNERS}
@@ -86,7 +85,8 @@ def follow(record: BurnIn | None, node: NodeObserved, *, since: float, now: floa
         return record
     if tests:
         text = f"{tests[0].text} (with {pair.partner.node_id})".lstrip()
-        pair = replace(pair, test=structs.replace(tests[0], text=text))
+        rate = tests[0].rate if tests[0].outcome is BurnInOutcome.PASSED else None
+        pair = replace(pair, test=structs.replace(tests[0], rate=rate, text=text))
     own = structs.replace(record.result, number=record.number)
     return replace(record, result=own, pairs=(*record.pairs[:-1], pair))
 

@@ -20,8 +20,7 @@ import torch
 from torch import distributed
 from torch.multiprocessing.spawn import spawn
 
-LIMIT: Final = timedelta(seconds=100)
-"""Time for both agents to receive the order and for all ranks to import torch, and then for each sum."""
+LIMIT: Final = timedelta(seconds=100)  # For both agents to receive the order and import torch, and for each sum.
 ROUNDS: Final = 10  # The best rate counts. In the first round, NCCL opens its connections.
 
 

@@ -329,7 +329,7 @@ def main(level: int, folder: Path, *pair: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # `output_of` then ends its program.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    work_at(0 if level == 1 else 19)  # A job may wait for level 1.
+    work_at(0 if level == 1 or pair else 19)  # A job may wait for level 1, and a partner for an all-reduce.
     end_first_without_memory()
     gpus = gpu_reader()
     try:

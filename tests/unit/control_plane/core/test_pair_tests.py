@@ -171,7 +171,7 @@ def test_one_of_two_bad_nodes_is_held_and_a_healthy_node_never(bad: tuple[str, s
 
 def test_a_node_that_lies_about_all_its_pairs_is_held_and_no_other_node() -> None:
     def words(fleet: Fleet, node: str, partner: str) -> BurnInTest:
-        return all_reduce(FAILED if node == "i2" else PASSED)
+        return structs.replace(all_reduce(), outcome=FAILED if node == "i2" else PASSED)
 
     fleet = Fleet([f"i{number}" for number in range(1, 6)], words=words)
     fleet.run()
