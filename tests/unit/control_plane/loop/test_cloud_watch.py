@@ -279,11 +279,13 @@ async def test_an_instance_has_not_ended_while_ec2_does_not_list_it_and_its_agen
     world.terminate(lost)
     await world.until(lambda: bool(world.nodes().keys() - before))
     (fresh,) = world.nodes().keys() - before
+    world.never_return.add(fresh)
     for _ in range(60):
         await world.tick(UNJOINED_SECONDS / 100)
     assert world.nodes()[fresh].state == "joining"
     assert fresh not in {call[1] for call in world.operator.calls if call[0] == "terminate_member"}
     hidden = False
+    world.never_return.discard(fresh)
     await world.until(lambda: world.nodes()[fresh].state == "spare")
 
 
@@ -305,6 +307,7 @@ async def test_an_instance_that_ec2_never_lists_has_ended_after_a_long_time(
     world.terminate(world.team()[1])
     await world.until(lambda: bool(world.nodes().keys() - before))
     (fresh,) = world.nodes().keys() - before
+    world.never_return.add(fresh)
     begun = world.now
     await world.until(lambda: world.nodes()[fresh].state == "gone", limit=1000)
     assert (world.now - begun).total_seconds() > UNJOINED_SECONDS

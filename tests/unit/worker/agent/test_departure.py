@@ -23,7 +23,7 @@ async def test_a_failed_removal_ends_neither_the_agent_nor_the_other_removals(
     home_of(tmp_path, run).mkdir(parents=True)
     parts: dict[str, Any] = {
         "settings": MagicMock(state=tmp_path),
-        "lifecycle": MagicMock(end_member=AsyncMock()),
+        "lifecycle": MagicMock(end_member=AsyncMock(), has_ended=AsyncMock(return_value=True)),
         "promise": MagicMock(run=run),
         "outputs": MagicMock(wait=AsyncMock(), is_pending=False),
         "store": MagicMock(release=AsyncMock()),
