@@ -336,7 +336,7 @@ def _loops(
         return Leaser(context.owner, grace_seconds(context.timeouts), context.monotonic)
 
     exporters = [EventExporter(services.database, name, sink, leaser(), context.now) for name, sink in sinks.items()]
-    return Runner(context), MetricWriter(services.database, services.registry), *exporters
+    return Runner(context), MetricWriter(services.database, services.registry, services.now), *exporters
 
 
 def _report_crash(when_crashed: Callable[[], None], task: asyncio.Task[None]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -33,6 +33,10 @@ LAUNCHES_LIMIT = 400
 """Maximum number of generations that `launches` returns."""
 TRANSITIONS_LIMIT = 400
 """Maximum per job: the first transition and the newest ones."""
+LATE: Final = timedelta(minutes=10)
+"""Time after a generation's end in which its nodes may still report. Agents send their last values within seconds."""
+LATE_OUTPUTS: Final = timedelta(days=1)
+"""Like `LATE`, for outputs that S3 did not store: agents try their upload for as long as S3 is out of reach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -680,18 +684,31 @@ def lineage(session: Session, run_id: str) -> tuple[LineageEntry, ...]:
     return tuple(LineageEntry(**row) for row in session.execute(_LINEAGE, {"of_run": run_id}).mappings())
 
 
-def planned_nodes(session: Session, run_id: str, generation: int) -> frozenset[str]:
-    """Return the nodes in a generation's plan. Empty without such a generation."""
-    found = session.scalar(
+def reporters(
+    session: Session, run_id: str, generation: int, now: datetime, *, late: timedelta = LATE
+) -> Mapping[str, int]:
+    """Return the nodes that may report about a generation now, each with its place in the plan.
+
+    Until the generation has been over for `late`, these are all nodes of its plan. Later, only those nodes may report
+    that still work for the run. The node in place 0 has rank 0.
+    """
+    planned = session.scalar(
         select(GenerationRow.node_ids).where(GenerationRow.run_id == run_id, GenerationRow.number == generation)
     )
-    return frozenset(found or ())
+    following = (GenerationRow.run_id == run_id, GenerationRow.number > generation)
+    over_since = session.scalar(
+        select(GenerationRow.created_at).where(*following).order_by(GenerationRow.number).limit(1)
+    ) or session.scalar(select(JobRow.ended_at).where(JobRow.run_id == run_id))
+    places = {node_id: place for place, node_id in enumerate(planned or ())}
+    if over_since is None or now - over_since <= late:
+        return places
+    working = workers(session, run_id)
+    return {node_id: place for node_id, place in places.items() if node_id in working}
 
 
-def was_planned(session: Session, run_id: str, node_id: str) -> bool:
-    """Return whether a node was in the plan of any generation of a run."""
-    plans = session.scalars(select(GenerationRow.node_ids).where(GenerationRow.run_id == run_id))
-    return any(node_id in (nodes or ()) for nodes in plans)
+def workers(session: Session, run_id: str) -> frozenset[str]:
+    """Return the nodes that work for a run now."""
+    return frozenset(session.scalars(select(NodeRow.id).where(NodeRow.run_id == run_id)))
 
 
 def planned(session: Session, run_id: str) -> tuple[SavedGeneration, ...]:

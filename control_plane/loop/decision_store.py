@@ -144,12 +144,16 @@ class DecisionStore:
                 job = jobs.get_run(session, member.run)
             except NotFound:
                 return  # A person has deleted the job.
-            if job.ended_at is None or not jobs.was_planned(session, member.run, node_id):
+            moment = records.at(now)
+            # The node may have promised to join a generation that never got a plan.
+            generation = min(member.generation, job.generation)
+            places = jobs.reporters(session, member.run, generation, moment, late=jobs.LATE_OUTPUTS)
+            if job.ended_at is None or node_id not in places:
                 return
             unstored, event = unstored_outputs(memos.unstored_outputs_of(job), Generation(job.generation), [member])
             if event is not None:
                 jobs.set_memo(session, job.run_id, {**job.memo, "unstored": msgspec.to_builtins(unstored)})
-                events.append_for_job(session, job, event.type, _message(event), records.at(now))
+                events.append_for_job(session, job, event.type, _message(event), moment)
 
     def apply_fleet(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -34,9 +34,16 @@ class LogFollower:
         self._waiting: deque[tuple[NodeId, LogLines]] = deque()
         self._characters = 0
         self._filled = asyncio.Event()
+        self._nodes: Collection[str] = ()
+
+    def listen_to(self, nodes: Collection[str]) -> None:
+        """Accept lines of these nodes only, so that no other node fills the queue. Initially none."""
+        self._nodes = nodes
 
     def put(self, node_id: NodeId, lines: LogLines) -> None:
         """Queue lines of a node. A full queue drops its oldest messages."""
+        if node_id not in self._nodes:
+            return
         self._waiting.append((node_id, lines))
         self._characters += held_characters(lines.lines)
         while len(self._waiting) > WAITING_LIMIT or self._characters > WAITING_CHARACTERS:

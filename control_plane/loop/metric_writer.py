@@ -7,8 +7,8 @@
 An agent keeps unconfirmed values and sends them again, also to another control-plane server. A slow or unreachable
 database delays metrics, but no heartbeats of agents.
 
-Invariant: the server confirms values only after their transaction. It drops values from a node that was not part of the
-generation.
+Invariant: the server confirms values only after their transaction. It drops values that the node of the generation's
+rank 0 did not send, and values of a generation about which this node may not report any more (`jobs.reporters`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Final
 
 import msgspec
@@ -55,9 +56,10 @@ def first_piece(batch: MetricBatch) -> MetricBatch:
 class MetricWriter:
     """Stores the metric values that agents report, about once a second."""
 
-    def __init__(self, database: Database, registry: AgentRegistry) -> None:
+    def __init__(self, database: Database, registry: AgentRegistry, now: Callable[[], datetime]) -> None:
         self._database = database
         self._registry = registry
+        self._now = now
 
     async def run(self, stop: asyncio.Event) -> None:
         """Store batches of metric values until `stop` is set, then store the remaining batches."""
@@ -96,17 +98,17 @@ class MetricWriter:
         batch = received.batch
         with self._database.write() as session:
             generation = batch.points[0].generation if batch.points else Generation(0)
-            planned = jobs.planned_nodes(session, batch.run, generation) if batch.points else frozenset()
-            if batch.points and node_id not in planned:
+            places = jobs.reporters(session, batch.run, generation, self._now()) if batch.points else {}
+            if batch.points and places.get(node_id) != 0:
                 log.warning(
-                    "run %s: node %s is no member of generation %d; dropped its %d values",
+                    "run %s: node %s may not report values of generation %d; dropped its %d values",
                     batch.run,
                     node_id,
                     generation,
                     len(batch.points),
                 )
                 return
-            members = {node: report for node, report in reports.items() if node in planned}
+            members = {node: report for node, report in reports.items() if node in places}
             metrics.store(
                 session,
                 received.agent_id,

@@ -113,7 +113,7 @@ class Story:
             for job in self.jobs.values():
                 self._train(job, tick)
             await self.world.tick(tick)
-            await MetricWriter(self.world.database, self.world.registry).flush()
+            await MetricWriter(self.world.database, self.world.registry, lambda: self.world.now).flush()
 
     async def _until(self, name: str, what: Callable[[], bool], ticks: int = 1500) -> None:
         """Advance the time until `what` returns True.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Final
@@ -31,7 +31,7 @@ from control_plane.api.live import LiveResponse
 from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import logs as logs_schemas
-from control_plane.db import tokens
+from control_plane.db import jobs, tokens
 from control_plane.loop.log_feed import WAITING_LIMIT, LogFollower, TooManyLogFollowers
 from control_plane.loop.log_reader import (
     Cursor,
@@ -173,12 +173,22 @@ class _Facts:
     generations: tuple[GenerationFacts, ...]
     alive: frozenset[str]
     has_ended: bool
+    reporters: Mapping[int, Collection[str]]
+    """The nodes that may still send lines of a generation (`jobs.reporters`), for the newest two generations."""
+    workers: frozenset[str]
+    """The nodes that work for the run."""
 
 
 def _facts(services: Services, text: str, caller: Caller) -> _Facts:
     with services.database.read() as session:
         job = find_job(session, text, caller)
-        return _Facts(job.run_id, prefix_of(job.spec.log_uri), *facts_of(session, job))
+        generations, alive, has_ended = facts_of(session, job)
+        reporters = {
+            each.number: frozenset(jobs.reporters(session, job.run_id, each.number, services.now()))
+            for each in generations[-2:]
+        }
+        workers = frozenset(jobs.workers(session, job.run_id))
+        return _Facts(job.run_id, prefix_of(job.spec.log_uri), generations, alive, has_ended, reporters, workers)
 
 
 def _reader(services: Services, facts: _Facts) -> LogReader:
@@ -208,6 +218,7 @@ async def _follow(
     Each batch comes with the page token from which a new call continues after the batch.
     """
     reader, pauses = _reader(services, facts), services.log_pauses
+    follower.listen_to(facts.workers.union(*facts.reporters.values()))
     if cursor is None:
         cursor = await services.caller_threads.run(reader.head if is_from_head else reader.tail, wanted)
     yield (), log_tokens.encode(cursor, facts.generations)
@@ -260,7 +271,7 @@ async def _follow(
                 # iteration reads the generation's plan, and then its lines from S3.
                 is_missing = True
                 continue
-            if not planned or node_id not in planned:
+            if not planned or node_id not in facts.reporters.get(sent.generation, ()):
                 continue
             position = cursor.positions.get(node_id, 0)
             if sent.generation != cursor.generation or sent.first > position:
@@ -283,6 +294,7 @@ async def _follow(
         is_good, facts = await services.caller_threads.run(_again, services, caller, facts.run)
         if not is_good:
             return
+        follower.listen_to(facts.workers.union(*facts.reporters.values()))
         reader.update(facts.generations, facts.alive, facts.has_ended)
 
 

@@ -457,6 +457,7 @@ async def test_what_waits_for_a_follower_is_bounded_in_messages_and_in_character
         return taken
 
     with feed.follow(run, "token") as follower:
+        follower.listen_to({"i-1"})
         for first in range(WAITING_LIMIT + 2):
             feed.deliver(NodeId("i-1"), lines(first, 1))
         assert await waiting(follower) == list(range(2, WAITING_LIMIT + 2))
@@ -468,3 +469,19 @@ async def test_what_waits_for_a_follower_is_bounded_in_messages_and_in_character
         assert await waiting(follower) == [5, 6, 7, 8], "an empty line needs memory, too"
         feed.deliver(NodeId("i-1"), lines(0, WAITING_CHARACTERS + 1))
         assert await waiting(follower) == []
+
+
+@pytest.mark.security
+async def test_lines_of_other_nodes_displace_no_line_of_the_run() -> None:
+    feed, run = LogFeed(), RunId("r" * 32)
+    own, foreign = (
+        LogLines(run=run, generation=Generation(1), first=first, lines=(line(text),))
+        for first, text in ((0, "own"), (7, "forged"))
+    )
+    with feed.follow(run, "token") as follower:
+        follower.listen_to({"i-1"})
+        feed.deliver(NodeId("i-1"), own)
+        for _ in range(2 * WAITING_LIMIT):
+            feed.deliver(NodeId("i-7"), foreign)
+        assert await follower.take(0) == (NodeId("i-1"), own)
+        assert await follower.take(0) is None

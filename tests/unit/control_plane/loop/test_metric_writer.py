@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,7 @@ async def test_what_is_stored_is_confirmed_and_once_told_to_stop_it_stores_what_
     stored = []
     monkeypatch.setattr(metrics, "store", lambda session, agent_id, batch, *newest: stored.append((agent_id, batch)))
     registry, stop = AgentRegistry(), asyncio.Event()
-    running = asyncio.create_task(MetricWriter(database, registry).run(stop))
+    running = asyncio.create_task(MetricWriter(database, registry, lambda: NOW).run(stop))
     connection = connected(registry)
     assert await connection.next_message() == MetricsStored(agent_id="one", next_number=6)
     registry.logged.take(NODE, "one", BATCH)
@@ -102,13 +103,61 @@ async def test_a_node_that_is_not_in_the_plan_of_a_generation_stores_nothing_for
         MetricBatch(run=RUN, first_number=7, points=points[:1]),
     ):
         rogue.report(AgentReport(node_id=NodeId("i-4"), sequence=batch.first_number + 1, member=None, metrics=batch))
-        await MetricWriter(database, registry).flush()
+        await MetricWriter(database, registry, lambda: NOW).flush()
         assert await rogue.next_message() == MetricsStored(agent_id="rogue", next_number=batch.first_number + 1)
     with database.read() as session:
         assert session.scalars(select(models.MetricRow)).all() == []
         assert session.scalars(select(models.MetricLogRow)).all() == [], (
             "the numbers of the job's own agent stay as they are"
         )
+
+
+@pytest.mark.security
+@pytest.mark.parametrize(
+    ("node", "generation", "later", "run_of_node", "is_stored"),
+    [
+        ("i-1", 1, timedelta(), None, True),
+        ("i-1", 1, jobs.LATE, None, True),
+        ("i-1", 1, jobs.LATE + timedelta(seconds=1), None, False),
+        ("i-1", 1, timedelta(days=1), RUN, True),
+        ("i-1", 1, timedelta(days=1), "b" * 32, False),
+        ("i-2", 1, timedelta(), RUN, False),
+        ("i-4", 2, timedelta(days=1), None, True),
+        ("i-4", 1, timedelta(), RUN, False),
+    ],
+    ids=(
+        "late",
+        "as late as possible",
+        "a generation that is over",
+        "a node that stays with the run",
+        "a node that works for another run",
+        "a node without rank 0",
+        "the newest generation",
+        "a node of another generation",
+    ),
+)
+async def test_a_node_has_its_time_and_its_rank_for_the_values_of_a_generation(
+    database: Database, node: str, generation: int, later: timedelta, run_of_node: str | None, is_stored: bool
+) -> None:
+    """Rank 0 of generation 1 was on i-1, beside i-2. Generation 2 began at NOW, with i-4 only.
+
+    i-1 may be a spare now, or work for any run. Last values of an honest node arrive shortly after its generation.
+    """
+    with database.write() as session:
+        session.add(
+            models.NodeRow(id=node, fleet_name="main", state="assigned", run_id=run_of_node, created_at=NOW, since=NOW)
+        )
+    registry = AgentRegistry()
+    agent = registry.accept(
+        Hello(node_id=NodeId(node), agent_id="one", address="", peer_port=1, memory_bytes=1, version="1"),
+        FleetName("main"),
+    )
+    point = MetricPoint(generation=Generation(generation), step=Step(9), values={"loss": 777.0}, at_seconds=1.0)
+    batch = MetricBatch(run=RUN, first_number=0, points=(point,))
+    agent.report(AgentReport(node_id=NodeId(node), sequence=1, member=None, metrics=batch))
+    await MetricWriter(database, registry, lambda: NOW + later).flush()
+    with database.read() as session:
+        assert [each.name for each in metrics.names(session, RUN)] == (["loss"] if is_stored else [])
 
 
 def points_of(*, count: int, apart: int, names: int = 6, generation: int = 1) -> tuple[MetricPoint, ...]:
@@ -144,7 +193,7 @@ async def test_the_agent_is_told_how_many_values_are_stored(database: Database) 
     )
     batch = MetricBatch(run=RUN, first_number=0, points=points_of(count=1000, apart=1 << 33))
     agent.report(AgentReport(node_id=NODE, sequence=1, member=None, metrics=batch))
-    await MetricWriter(database, registry).flush()
+    await MetricWriter(database, registry, lambda: NOW).flush()
     assert await agent.next_message() == MetricsStored(agent_id="two", next_number=10)
 
 
@@ -153,7 +202,7 @@ async def test_it_rests_after_it_has_stored(database: Database, monkeypatch: pyt
     monkeypatch.setattr(metric_writer, "pause", pauses := Pauses(1))
     registry = AgentRegistry()
     connected(registry)
-    await MetricWriter(database, registry).run(asyncio.Event())
+    await MetricWriter(database, registry, lambda: NOW).run(asyncio.Event())
     (seconds,) = pauses.seconds
     assert seconds >= metric_writer.FLUSH_SECONDS
 
@@ -165,7 +214,7 @@ async def test_a_database_that_is_away_confirms_nothing(database: Database, monk
     monkeypatch.setattr(metrics, "store", away)
     registry = AgentRegistry()
     connection = connected(registry)
-    await MetricWriter(database, registry).flush()
+    await MetricWriter(database, registry, lambda: NOW).flush()
     later = MetricsStored(agent_id="one", next_number=1)
     assert registry.send(NODE, later)
     assert await connection.next_message() == later, "nothing was confirmed before"
@@ -181,7 +230,7 @@ async def test_what_cannot_be_stored_at_all_does_not_come_again(
     monkeypatch.setattr(metrics, "store", broken)
     registry = AgentRegistry()
     connection = connected(registry)
-    await MetricWriter(database, registry).flush()
+    await MetricWriter(database, registry, lambda: NOW).flush()
     assert await connection.next_message() == MetricsStored(agent_id="one", next_number=6)
 
 
@@ -215,6 +264,6 @@ async def test_what_all_nodes_of_the_generation_say_they_measured_is_stored_with
     join(4, RUN, 2)
     join(5, RUN, 1).close()
     join(6, RUN, 1)  # this node claims to be a member, but the plan does not contain it
-    await MetricWriter(database, registry).flush()
+    await MetricWriter(database, registry, lambda: NOW).flush()
     of_nodes = {"i-1": {"everstep/gpu_percent": 1.0}, "i-2": {"everstep/gpu_percent": 2.0}}
     assert stored == [(of_nodes, {1: {"loss": 1.0}, 2: {"loss": 2.0}})]
