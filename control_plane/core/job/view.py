@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import Final
 
 from msgspec import structs
 
@@ -217,24 +218,30 @@ def has_agreed_stop(view: JobView) -> bool:
 def current_reports(
     nodes: Mapping[NodeId, NodeObserved], run: RunId, generation: Generation, plan: GenerationPlan | None = None
 ) -> dict[NodeId, MemberReport]:
-    """Return the members' reports about `generation`, without claims about ranks that its plan gives to other nodes."""
+    """Return the members' reports about `generation`, without claims that its plan leaves to other nodes."""
     is_planned = plan is not None and plan.generation == generation
     ranks = {node.node_id: frozenset(node.ranks) for node in plan.nodes} if plan is not None and is_planned else {}
+    coordinator = plan.coordinator if plan is not None else None
     return {
-        node_id: _about(node.member, ranks.get(node_id, frozenset())) if is_planned else node.member
+        node_id: _about(node.member, ranks.get(node_id, frozenset()), is_coordinator=node_id == coordinator)
+        if is_planned
+        else node.member
         for node_id, node in nodes.items()
         if node.member is not None and node.member.run == run and node.member.generation == generation
     }
 
 
-def _about(report: MemberReport, ranks: frozenset[Rank]) -> MemberReport:
-    if all(each.rank in ranks for each in report.ranks) and all(each.rank in ranks for each in report.protection):
-        return report
-    return structs.replace(
-        report,
-        ranks=tuple(each for each in report.ranks if each.rank in ranks),
-        protection=tuple(each for each in report.protection if each.rank in ranks),
-    )
+_OF_RANKS: Final = ("ranks", "protection", "uploads", "running_uploads", "stacks", "logged")
+"""The lists of a report whose entries each name a rank of the node."""
+
+
+def _about(report: MemberReport, ranks: frozenset[Rank], *, is_coordinator: bool) -> MemberReport:
+    changes: dict[str, object] = {} if is_coordinator or report.round is None else {"round": None}
+    for name in _OF_RANKS:
+        entries = getattr(report, name)
+        if not all(each.rank in ranks for each in entries):
+            changes[name] = tuple(each for each in entries if each.rank in ranks)
+    return structs.replace(report, **changes) if changes else report
 
 
 def is_training_over(reports: Mapping[NodeId, MemberReport], world_size: int) -> bool:

@@ -40,6 +40,7 @@ from everstep.protocol.agent_messages import (
 from everstep.protocol.ids import FIRST_STEP, NO_STEP, Generation, NodeId, Rank, Step
 from everstep.protocol.manifest import ManifestShard
 from tests.unit.control_plane.core.cluster import spec_of
+from tests.unit.protocol.test_codec import example
 from tests.unit.worker.rank_plans import RUN, rank_plan
 
 NOW = 10_000.0
@@ -400,3 +401,30 @@ def test_of_two_members_that_do_not_reach_each_other_one_is_blamed() -> None:
     found = made({}, report(0, silent_peers=(TWO,)), report(1, silent_peers=(ONE,))).verdicts
     assert found[ONE].disposition is NodeDisposition.ALIVE
     assert found[TWO].disposition is not NodeDisposition.ALIVE
+
+
+@pytest.mark.security
+@pytest.mark.parametrize(
+    "name",
+    [
+        field.name
+        for field in structs.fields(MemberReport)
+        if isinstance(entries := getattr(example(MemberReport), field.name), tuple)
+        and entries
+        and hasattr(entries[0], "rank")
+    ],
+)
+def test_a_report_is_believed_about_the_ranks_of_its_own_node_only(name: str) -> None:
+    """A hostile agent reports an entry about a rank of another node in one of the lists of its report."""
+    entry, *_ = getattr(example(MemberReport), name)
+    own, foreign = (structs.replace(entry, rank=Rank(rank)) for rank in range(2))
+    seen = made({}, structs.replace(report(0), **{name: (foreign, own, foreign)}))
+    assert getattr(seen.reports[ONE], name) == (own,)
+
+
+@pytest.mark.security
+def test_only_the_coordinator_reports_rounds() -> None:
+    seen = made({}, report(0), report(1, round=rounds(finished=True, stopped=True)))
+    assert seen.plan.coordinator == ONE
+    assert seen.reports[TWO].round is None
+    assert not view.is_training_over(seen.reports, 2)
