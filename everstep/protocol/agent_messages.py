@@ -59,8 +59,10 @@ from everstep.protocol.limits import (
     Port,
     RankItems,
     Seconds,
+    SharedItems,
     Text,
     UnixSeconds,
+    UploadItems,
     require_short,
 )
 from everstep.protocol.log_chunks import LogLine
@@ -304,9 +306,9 @@ class UploadedShard(Message, frozen=True):
     upload_seconds: Seconds = 0.0
     sha256: HexDigest = ""
     part_bytes: Count = 0
-    frozen: Annotated[tuple[SharedObject, ...], Items] = ()
+    frozen: Annotated[tuple[SharedObject, ...], SharedItems] = ()
     """Objects, as in `replicated`, that S3 has stored completely."""
-    replicated: Annotated[tuple[SharedObject, ...], Items] = ()
+    replicated: Annotated[tuple[SharedObject, ...], SharedItems] = ()
     lists: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
     """Digest of `frozen` and `replicated`, which are empty if the last report had them (`shared_lists`)."""
 
@@ -535,9 +537,9 @@ class MemberReport(Message, frozen=True):
     """Peers that have sent nothing for longer than `Timeouts.holder_deadline_seconds`."""
     round: RoundStatus | None = None
     """Set only if this node's agent is the coordinator."""
-    uploads: Annotated[tuple[UploadedShard, ...], Items] = ()
+    uploads: Annotated[tuple[UploadedShard, ...], UploadItems] = ()
     """The newest complete uploads of each rank: per rank, at most two more than the maximum of concurrent uploads."""
-    running_uploads: Annotated[tuple[RunningUpload, ...], Items] = ()
+    running_uploads: Annotated[tuple[RunningUpload, ...], UploadItems] = ()
     faults: Annotated[tuple[NodeFault, ...], FewItems] = ()
     load_seconds: Seconds = 0.0
     longest: Annotated[dict[PhaseName, Seconds], FewItems] = msgspec.field(default_factory=dict[str, float])

@@ -87,7 +87,14 @@ MetricValue: TypeAlias = Annotated[float, Meta(extra={"is_any": True})]
 MAX_HOLDERS: Final = 16
 """Suffices for 8 copies, and for a parity group of 15 nodes."""
 
+MAX_CONCURRENT_UPLOADS: Final = 4
+"""Limit of `MaxUploadsInFlight` of a job."""
+MAX_SHARED_OBJECTS: Final = 4096
+"""Maximum number of frozen objects, and of replicated objects, of one shard: those of 1 TiB of frozen parameters."""
+
 FewItems: Final = Meta(max_length=MAX_FAULTS)
+UploadItems: Final = Meta(max_length=MAX_RANKS_PER_NODE * (MAX_CONCURRENT_UPLOADS + 2))
+SharedItems: Final = Meta(max_length=MAX_SHARED_OBJECTS)
 RankItems: Final = Meta(max_length=MAX_RANKS_PER_NODE)
 HolderItems: Final = Meta(max_length=MAX_HOLDERS)
 Items: Final = Meta(max_length=MAX_ITEMS)

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from everstep.protocol.ids import Rank
+from everstep.protocol.limits import MAX_SHARED_OBJECTS
 
 # The requests for a smaller object would take longer than the transfer of its bytes.
 LEAST_BYTES = 1024 * 1024
 """Minimum mean size of the objects that hold equal tensors."""
 MAX_WRITERS = 64
 """Maximum number of ranks among which equal tensors are divided. More would make the lists in manifests long."""
-MAX_OFFERED = 4096
+MAX_OFFERED = MAX_SHARED_OBJECTS
 """Maximum number of tensors that a rank lists for the division: its largest tensors."""
 OWN = -1
 """Marks a tensor that its rank uploads in the rank's own S3 object."""

@@ -57,7 +57,7 @@ from control_plane.core.observed.specs import (
 )
 from control_plane.core.parity import MAX_GROUP_SIZE, MIN_GROUP_SIZE
 from control_plane.core.states import JobState, ProtectionState, SecondaryStatus, TrainingJobStatus
-from everstep.protocol.limits import MAX_RANKS_PER_NODE
+from everstep.protocol.limits import MAX_CONCURRENT_UPLOADS, MAX_RANKS_PER_NODE
 from everstep.protocol.rehearsals import RehearsalVerdict
 
 
@@ -132,7 +132,7 @@ class CheckpointConfig(Request):
 
     With a third slot, a snapshot never waits for the upload of an earlier snapshot.
     """
-    max_uploads_in_flight: int | None = Field(default=None, ge=1, le=4)
+    max_uploads_in_flight: int | None = Field(default=None, ge=1, le=MAX_CONCURRENT_UPLOADS)
     """Maximum number of checkpoints that are uploaded at the same time. The default is 1.
 
     With a value above 1, a due checkpoint need not wait for the end of an earlier upload. Such a value needs ThirdSlot,

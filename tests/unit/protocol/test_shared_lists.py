@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.protocol.agent_messages import AgentReport, MemberPhase, MemberReport, UploadedShard
-from everstep.protocol.codec import encode
+from everstep.protocol.codec import MAX_MESSAGE_BYTES, decode, encode
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.manifest import SharedObject
@@ -82,6 +82,39 @@ def test_lists_that_were_not_sent_are_refused() -> None:
     sent = msgspec.structs.replace(upload(0, 4, ()), lists=bytes(16))
     with pytest.raises(MalformedMessage, match="rank 0 names lists"):
         SharedLists().complete(report(1, sent))
+
+
+@pytest.mark.security
+def test_digests_keep_no_more_lists_than_one_message_carries() -> None:
+    """A hostile agent sends another long list in each report, and names all earlier lists by digest."""
+    count = MAX_MESSAGE_BYTES // len(msgspec.msgpack.encode(objects(0)))
+    receiver, uploads = SharedLists(), [upload(0, 0, ())]
+    for number in range(count):
+        latest = msgspec.structs.replace(upload(0, number, objects(number)), lists=bytes([number]))
+        receiver.complete(report(number, *uploads, latest))
+        uploads.append(msgspec.structs.replace(latest, frozen=()))
+    more = [msgspec.structs.replace(upload(0, count, objects(each)), lists=b"more%d" % each) for each in range(2)]
+    with pytest.raises(MalformedMessage, match="do not fit one message"):
+        receiver.complete(report(count, *uploads, *more))
+
+
+def objects(number: int) -> tuple[SharedObject, ...]:
+    return tuple(
+        SharedObject(key="k" * 4096, object_bytes=1, sha256=f"{number * 256 + each:064x}") for each in range(256)
+    )
+
+
+@pytest.mark.security
+def test_uploads_with_equal_lists_share_one_copy() -> None:
+    """A hostile agent names one long list in as many uploads as a report can have."""
+    first, *more = (
+        msgspec.structs.replace(upload(0, step, LIST if not step else ()), lists=b"a") for step in range(384)
+    )
+    found = SharedLists().complete(report(1, first, *more))
+    assert found.member is not None
+    assert {id(each.frozen) for each in found.member.uploads} == {id(first.frozen)}
+    with pytest.raises(MalformedMessage, match="length <= 384"):
+        decode(encode(report(1, first, *more, first)), AgentReport)
 
 
 def test_lists_of_a_newer_release_arrive_whole() -> None:
