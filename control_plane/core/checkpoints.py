@@ -200,24 +200,33 @@ def due(
     lineage: Iterable[GenerationRecord],
     known: Iterable[CheckpointRecord],
     dropped: Collection[tuple[Generation, Step]] = (),
+    *,
+    committed: Step,
 ) -> tuple[PutManifest, ...]:
     """Return the manifests that the control plane must write now, oldest step first: one per complete step.
 
     Each shard was captured on the newest generation's path, by a generation with as many ranks. `dropped` contains
-    checkpoints that a person has deleted, but whose shards agents still report.
+    checkpoints that a person has deleted, but whose shards agents still report. `committed` is the job's newest
+    committed step, and the base of the generation counts as one. Of more steps than agents report, the newest count.
     """
     lineage = tuple(lineage)
     path = recovery.path_of(lineage, plan.generation)
     other_sizes = {each.generation for each in lineage if each.world_size not in (0, plan.world_size)}
     done = {(checkpoint.generation, checkpoint.step) for checkpoint in known} | {*dropped}
+    newest = max(committed, plan.base_step)
+    by_step = _by_step(
+        upload
+        for report in reports.values()
+        for upload in report.uploads
+        if upload.step <= newest and _is_in_place(plan, upload)
+    )
+    complete = sorted(step for step, shards in by_step.items() if len(shards) == plan.world_size)
     manifests: list[PutManifest] = []
-    uploads = (upload for report in reports.values() for upload in report.uploads if _is_in_place(plan, upload))
-    for step, shards in sorted(_by_step(uploads).items()):
-        complete = all(Rank(rank) in shards for rank in range(plan.world_size))
-        if not complete or (plan.generation, step) in done:
-            continue
+    for step in complete[-(plan.checkpoint.max_uploads + 2) :]:
+        shards = by_step[step]
         origins = {shard.origin_generation for shard in shards.values()}
-        if origins.isdisjoint(other_sizes) and all(recovery.is_on_path(path, origin, step) for origin in origins):
+        is_ours = origins.isdisjoint(other_sizes) and all(recovery.is_on_path(path, origin, step) for origin in origins)
+        if is_ours and (plan.generation, step) not in done:
             manifests.append(PutManifest(at=_key(plan, step), manifest=_manifest(plan, step, shards, lineage)))
     return tuple(manifests)
 
@@ -305,10 +314,8 @@ def _manifest(
 ) -> CheckpointManifest:
     # The control plane later deletes these objects by key. It computes the keys itself, because it does not trust keys
     # that agents report.
-    frozen = _shared(f"{_run_folder(plan)}frozen/", (each for shard in shards.values() for each in shard.frozen))
-    replicated = _shared(
-        f"{_step_folder(plan, step)}replicated/", (each for shard in shards.values() for each in shard.replicated)
-    )
+    frozen = _shared(f"{_run_folder(plan)}frozen/", (shard.frozen for shard in shards.values()))
+    replicated = _shared(f"{_step_folder(plan, step)}replicated/", (shard.replicated for shard in shards.values()))
     return CheckpointManifest(
         version=MANIFEST_VERSION,
         job=plan.job,
@@ -336,8 +343,10 @@ def _manifest(
     )
 
 
-def _shared(folder: str, reported: Iterable[SharedObject]) -> tuple[SharedObject, ...]:
-    sizes = {each.sha256: each.object_bytes for each in reported}
+def _shared(folder: str, reported: Iterable[tuple[SharedObject, ...]]) -> tuple[SharedObject, ...]:
+    # The shards of a node often share one list (`everstep.protocol.shared_lists`).
+    lists = {id(each): each for each in reported}.values()
+    sizes = {each.sha256: each.object_bytes for some in lists for each in some}
     return tuple(
         SharedObject(key=f"{folder}{sha256}.safetensors", object_bytes=sizes[sha256], sha256=sha256)
         for sha256 in sorted(sizes)

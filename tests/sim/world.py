@@ -334,10 +334,10 @@ class Agent:
     def committed(self) -> int:
         """Return the newest committed step.
 
-        It is the step before the ranks' newest step, or the newest step itself after the final round.
+        It is the step before the ranks' newest step, or the newest step itself after the final round or its upload.
         """
         newest = max(self.boundary.values(), default=-1) - (not self.has_ended_well)
-        return int(max(min(newest, self.last_kept), -1))
+        return int(max(min(newest, self.last_kept), -1, *(upload.step for upload in self.uploads)))
 
     def in_view(self, rank: RankPlan) -> tuple[NodeId, ...]:
         """Return the nodes that count as holders of a rank's shard: its reachable holders.

@@ -19,7 +19,12 @@ def observe_only(view: JobView) -> Decision:
     if view.record.state in RUNNING_JOBS:
         view = with_progress(view)
         actions = checkpoints.due(
-            view.plan, view.reports, view.seen.lineage, view.seen.checkpoints, view.seen.dropped_checkpoints
+            view.plan,
+            view.reports,
+            view.seen.lineage,
+            view.seen.checkpoints,
+            view.seen.dropped_checkpoints,
+            committed=view.record.committed,
         )
     # In these states, no generation runs, so ranks of every generation below `issued_generation` must end. In any other
     # state, the ranks of the newest generation with a plan must stay.

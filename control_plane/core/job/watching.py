@@ -26,7 +26,12 @@ def watch(view: JobView) -> Decision:
     view = _with_rehearsal(with_progress(view))
     record, plan = view.record, view.plan
     puts: tuple[JobAction, ...] = checkpoints.due(
-        plan, view.reports, view.seen.lineage, view.seen.checkpoints, view.seen.dropped_checkpoints
+        plan,
+        view.reports,
+        view.seen.lineage,
+        view.seen.checkpoints,
+        view.seen.dropped_checkpoints,
+        committed=view.record.committed,
     )
     if (fault := faults.permanent(view.reports, has_trained=record.max_boundary > FIRST_STEP)) is not None:
         return end_job(view, JobEvent.GAVE_UP, fault.message)

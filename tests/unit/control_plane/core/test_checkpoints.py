@@ -19,6 +19,9 @@ from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.core.cluster import SimulatedJob, Simulation, fresh
 
 
+MAX_STEP = Step(2**52)
+
+
 def uploaded() -> tuple[Simulation, SimulatedJob]:
     simulation = fresh()
     job = simulation.jobs[0]
@@ -27,10 +30,10 @@ def uploaded() -> tuple[Simulation, SimulatedJob]:
     return simulation, job
 
 
-def due(simulation: Simulation, job: SimulatedJob, reports=None):
+def due(simulation: Simulation, job: SimulatedJob, reports=None, *, committed: Step = MAX_STEP):
     assert job.plan is not None
     found = current_reports(simulation.nodes(), job.spec.run, job.record.generation) if reports is None else reports
-    return checkpoints.due(job.plan, found, job.lineage, job.checkpoints)
+    return checkpoints.due(job.plan, found, job.lineage, job.checkpoints, committed=committed)
 
 
 def test_a_complete_set_is_put_once_under_its_generation_and_step() -> None:
@@ -51,7 +54,7 @@ def test_shards_of_another_number_of_ranks_complete_no_set() -> None:
     reports = {agent.node_id: report for agent in simulation.running(job) if (report := agent.member()) is not None}
     for world_size, count in ((4, 1), (3, 0), (0, 1)):  # 0: a restored database does not know the number
         history = (replace(lineage, world_size=world_size),)
-        assert len(checkpoints.due(job.plan, reports, history, ())) == count
+        assert len(checkpoints.due(job.plan, reports, history, (), committed=MAX_STEP)) == count
 
 
 def test_the_manifest_names_each_frozen_object_once() -> None:
@@ -126,8 +129,14 @@ def test_one_that_a_person_has_deleted_is_not_put_again() -> None:
     simulation, job = uploaded()
     assert job.plan is not None
     reports = current_reports(simulation.nodes(), job.spec.run, job.record.generation)
-    assert checkpoints.due(job.plan, reports, job.lineage, job.checkpoints, {(Generation(1), Step(3))}) == ()
-    assert checkpoints.due(job.plan, reports, job.lineage, job.checkpoints, {(Generation(1), Step(2))}) != ()
+    assert (
+        checkpoints.due(job.plan, reports, job.lineage, job.checkpoints, {(Generation(1), Step(3))}, committed=MAX_STEP)
+        == ()
+    )
+    assert (
+        checkpoints.due(job.plan, reports, job.lineage, job.checkpoints, {(Generation(1), Step(2))}, committed=MAX_STEP)
+        != ()
+    )
 
 
 def test_the_progress_of_an_upload_counts_finished_and_running_shards() -> None:
@@ -169,6 +178,40 @@ def test_a_missing_shard_makes_none() -> None:
     simulation, job = uploaded()
     simulation.running(job)[2].uploads = ()
     assert due(simulation, job) == ()
+
+
+def with_steps(simulation: Simulation, job: SimulatedJob, steps: range) -> None:
+    """Let all agents report uploads of these steps."""
+    for agent in simulation.running(job):
+        agent.uploads = tuple(
+            msgspec.structs.replace(
+                upload,
+                step=Step(step),
+                object=ObjectReference(bucket="b", key=upload.object.key.replace("step=3", f"step={step}")),
+            )
+            for upload in agent.uploads
+            for step in steps
+        )
+
+
+@pytest.mark.security
+def test_a_step_that_the_job_has_not_committed_makes_none() -> None:
+    simulation, job = uploaded()
+    assert due(simulation, job, committed=Step(2)) == ()
+    assert len(due(simulation, job, committed=Step(3))) == 1
+
+
+@pytest.mark.security
+def test_invented_steps_make_few_manifests_of_the_newest_steps() -> None:
+    """Hostile agents report hundreds of uploads of old steps."""
+    simulation, job = uploaded()
+    assert job.plan is not None
+    with_steps(simulation, job, range(1, 90))
+    assert [put.manifest.step for put in due(simulation, job, committed=Step(60))] == [58, 59, 60]
+    job.plans[job.plan.generation] = msgspec.structs.replace(
+        job.plan, checkpoint=msgspec.structs.replace(job.plan.checkpoint, max_uploads=4, third_slot=True)
+    )
+    assert [put.manifest.step for put in due(simulation, job, committed=Step(60))] == [55, 56, 57, 58, 59, 60]
 
 
 def test_shards_that_are_off_the_path_make_none() -> None:
@@ -347,5 +390,5 @@ def test_the_chain_of_parents_ends_before_the_checkpoint_of_another_job() -> Non
     assert job.plan is not None
     reports = current_reports(simulation.nodes(), job.spec.run, job.record.generation)
     lineage = (initial_generation(4), *job.lineage)
-    (put,) = checkpoints.due(job.plan, reports, lineage, [])
+    (put,) = checkpoints.due(job.plan, reports, lineage, [], committed=MAX_STEP)
     assert put.manifest.parent_chain == ((1, 0),)
