@@ -5,7 +5,7 @@ Invariant: the row of a complete checkpoint contains an exact copy of the manife
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -19,7 +19,7 @@ from control_plane.db import leases
 from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease
 from control_plane.db.models import CheckpointRow, JobRow
-from control_plane.db.session import columns_for, record_of, values_of
+from control_plane.db.session import columns_for, columns_of, record_of, values_of
 from everstep.protocol.manifest import CheckpointManifest, decode_manifest
 
 COMPLETE = "complete"
@@ -32,6 +32,8 @@ DELETING = "deleting"
 """The control plane deletes the objects. No restore may use the checkpoint."""
 DELETED = "deleted"
 """The objects are deleted. The row remains, because agents that still report the shards would create it again."""
+USABLE_LIMIT: Final = 32
+"""Number of a run's checkpoints that each decision about its job considers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +101,51 @@ _OF_RUN: Final = (
 )
 
 
-def of_run(session: Session, run_id: str) -> tuple[SavedCheckpoint, ...]:
-    """Return all checkpoints of a run, including deleted ones, newest step first."""
-    return tuple(record_of(row, SavedCheckpoint) for row in session.execute(_OF_RUN, {"of_run": run_id}))
+def of_run(session: Session, run_id: str, *, with_deleted: bool = True) -> tuple[SavedCheckpoint, ...]:
+    """Return all checkpoints of a run, newest step first."""
+    query = _OF_RUN if with_deleted else _OF_RUN.where(_CHECKPOINT.state != DELETED)
+    return tuple(record_of(row, SavedCheckpoint) for row in session.execute(query, {"of_run": run_id}))
+
+
+_SUMMARY: Final = (
+    select(*columns_for(CheckpointRow, SavedCheckpoint, ("manifest",)))
+    .where(_CHECKPOINT.run_id == bindparam("of_run"), _CHECKPOINT.state == COMPLETE)
+    .order_by(_CHECKPOINT.generation.desc(), _CHECKPOINT.step.desc())
+    .execution_options(yield_per=USABLE_LIMIT)
+)
+
+
+def newest_usable(session: Session, run_id: str, is_on_path: Callable[[int, int], bool]) -> tuple[SavedCheckpoint, ...]:
+    """Return the newest complete checkpoints without their manifests, newest first: `USABLE_LIMIT` that a restore may
+    use, and the damaged ones between them. `is_on_path` decides by generation and step.
+    """
+    # On the path, a later generation has no older steps, so the primary key has the checkpoints in order.
+    found: list[SavedCheckpoint] = []
+    usable_count = 0
+    with session.execute(_SUMMARY, {"of_run": run_id}) as rows:
+        for row in rows:
+            if is_on_path(row.generation, row.step):
+                found.append(SavedCheckpoint(**columns_of(row, SavedCheckpoint, ("manifest",)), manifest=None))
+                usable_count += not found[-1].is_wrong
+                if usable_count == USABLE_LIMIT:
+                    break
+    return tuple(found)
+
+
+def manifests(
+    session: Session, run_id: str, keys: Collection[tuple[int, int]]
+) -> Mapping[tuple[int, int], CheckpointManifest]:
+    """Return the decoded manifests of complete checkpoints by generation and step."""
+    query = select(_CHECKPOINT.generation, _CHECKPOINT.step, _CHECKPOINT.manifest)
+    is_wanted = tuple_(_CHECKPOINT.generation, _CHECKPOINT.step).in_(keys)
+    rows = session.execute(query.where(_CHECKPOINT.run_id == run_id, is_wanted)) if keys else ()
+    return {(generation, step): decode_manifest(body) for generation, step, body in rows if body is not None}
+
+
+def newest_steps(session: Session, run_id: str, generation: int) -> frozenset[int]:
+    """Return the steps of a generation's newest checkpoints in any state, more than agents report."""
+    query = select(_CHECKPOINT.step).where(_CHECKPOINT.run_id == run_id, _CHECKPOINT.generation == generation)
+    return frozenset(session.scalars(query.order_by(_CHECKPOINT.step.desc()).limit(USABLE_LIMIT)))
 
 
 def frozen_keys(rows: Iterable[SavedCheckpoint]) -> frozenset[str]:

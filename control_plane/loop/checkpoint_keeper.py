@@ -84,7 +84,9 @@ class CheckpointKeeper:
                 self._purge_due(run_id)
                 with self._database.read() as session:
                     deleting = [
-                        each for each in checkpoints.of_run(session, run_id) if each.state == checkpoints.DELETING
+                        each
+                        for each in checkpoints.of_run(session, run_id, with_deleted=False)
+                        if each.state == checkpoints.DELETING
                     ]
                 for each in reversed(deleting):
                     delete(self._database, self._objects, run_id, each, self._now())
@@ -117,7 +119,7 @@ class CheckpointKeeper:
     ) -> tuple[SavedJob, Mapping[tuple[int, int], SavedCheckpoint], SavedCheckpoint | None]:
         """Return the job, its surplus checkpoints, and the checkpoint to verify before the keeper deletes more."""
         job, now = jobs.get_run(session, run_id), self._now()
-        rows = checkpoints.of_run(session, run_id)
+        rows = checkpoints.of_run(session, run_id, with_deleted=False)
         waiting = [each.step for each in rows if _is_due(each, now) and _needs_later(job, each)]
         limits = CheckpointRetention(
             max_count=job.spec.checkpoint_max_count,
@@ -135,7 +137,9 @@ class CheckpointKeeper:
     def _purge_due(self, run_id: str) -> None:
         with self._database.read() as session:
             job = jobs.get_run(session, run_id)
-            due = [each for each in checkpoints.of_run(session, run_id) if _is_due(each, self._now())]
+            due = [
+                each for each in checkpoints.of_run(session, run_id, with_deleted=False) if _is_due(each, self._now())
+            ]
             safe = _newest_safe(session, job)
         for each in due:
             needs_later = _needs_later(job, each)
@@ -252,7 +256,7 @@ def _kept(session: Session, job: SavedJob, complete: Mapping[tuple[int, int], Sa
 
 
 def _newest_safe(session: Session, job: SavedJob) -> SavedCheckpoint | None:
-    rows = checkpoints.of_run(session, job.run_id)
+    rows = checkpoints.of_run(session, job.run_id, with_deleted=False)
     found = {(each.generation, each.step): each for each in rows if each.state == checkpoints.COMPLETE}
     safe = newest_safe(_kept(session, job, found))
     return None if safe is None else found[safe.key]
@@ -264,7 +268,7 @@ def restorable(session: Session, job: SavedJob) -> RestorableCheckpoint | None:
 
 
 def _all_restorable(session: Session, job: SavedJob) -> tuple[RestorableCheckpoint, ...]:
-    known = (records.checkpoint_record(each) for each in checkpoints.of_run(session, job.run_id))
+    known = (records.checkpoint_record(each) for each in checkpoints.of_run(session, job.run_id, with_deleted=False))
     lineage = records.lineage_of(job, jobs.lineage(session, job.run_id))
     return all_restorable([each for each in known if each is not None], lineage, Generation(job.generation))
 
@@ -307,7 +311,7 @@ def _delete_frozen(database: Database, objects: ServiceStore, job: SavedJob, che
     # The caller has already stored the state deleted. Of two concurrent deletions, the later one therefore finds that
     # no checkpoint needs their common objects.
     with database.read() as session:
-        needed = checkpoints.frozen_keys(checkpoints.of_run(session, job.run_id))
+        needed = checkpoints.frozen_keys(checkpoints.of_run(session, job.run_id, with_deleted=False))
     own_folder = f"{records.run_folder(job.spec.checkpoint_uri, job.run_id).key}frozen/"
     unneeded = sorted(key for key in checkpoints.frozen_keys([checkpoint]) - needed if key.startswith(own_folder))
     delete_all(objects, checkpoint.bucket, unneeded)

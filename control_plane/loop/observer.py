@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from sqlalchemy.orm import Session
 
 from control_plane.accounts import jobs as accounts
-from control_plane.core import capacity, encryption
+from control_plane.core import capacity, encryption, recovery
 from control_plane.core.absence import resolve_absence
 from control_plane.core.actions import LAUNCH_CALL, reboot_key
 from control_plane.core.encryption import ReplicaEncryption
@@ -52,6 +52,7 @@ from control_plane.loop.cloud_watch import CloudView, CloudWatch
 from control_plane.loop.context import LoopContext
 from control_plane.loop.fleet_rows import FleetRows, read_fleet_rows, schedule_of
 from everstep.protocol.ids import FleetName, Generation, NodeId, RunId, Step
+from everstep.protocol.manifest import ManifestShard
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 HISTORY_SECONDS = 60.0
@@ -67,6 +68,7 @@ class StoredJob:
     lineage: tuple[GenerationRecord, ...]
     checkpoints: tuple[CheckpointRecord, ...]
     dropped_checkpoints: frozenset[tuple[Generation, Step]]
+    """The newest generation's newest checkpoints in any state."""
     around: FleetRows
     open_fleets: frozenset[FleetName] = frozenset()
     """Those fleets in which the job may start that accept jobs now."""
@@ -166,6 +168,8 @@ class Observer:
         self._cloud = cloud
         self._silence_clock = silence_clock
         self._plans: dict[RunId, GenerationPlan] = {}
+        self._shards: dict[RunId, dict[tuple[int, int], tuple[ManifestShard, ...]]] = {}
+        """For each run, the shards of the checkpoints that the last decision considered."""
         self._sights: dict[FleetName, _Sight] = {}
         self._histories: dict[FleetName, tuple[float, FleetHistory]] = {}
 
@@ -186,19 +190,15 @@ class Observer:
                 plan = jobs.generation(session, run, job.generation).plan if job.generation else None
             name = FleetName(job.fleet_name)
             around = known if known is not None and known.name == name else read_fleet_rows(session, name)
-            kept = checkpoints.of_run(session, run)
-            complete = [records.checkpoint_record(each) for each in kept]
+            lineage = records.lineage_of(job, jobs.lineage(session, run))
+            generation = Generation(job.generation)
             stored = StoredJob(
                 job=job,
                 plan=plan,
-                lineage=records.lineage_of(job, jobs.lineage(session, run)),
-                checkpoints=tuple(
-                    checkpoint for checkpoint in (*_initial(session, job), *complete) if checkpoint is not None
-                ),
+                lineage=lineage,
+                checkpoints=(*_initial(session, job), *self._checkpoints(session, run, lineage)),
                 dropped_checkpoints=frozenset(
-                    (Generation(each.generation), Step(each.step))
-                    for each in kept
-                    if each.state in (checkpoints.TRASHED, checkpoints.DELETING, checkpoints.DELETED)
+                    (generation, Step(step)) for step in checkpoints.newest_steps(session, run, generation)
                 ),
                 around=around,
                 open_fleets=frozenset(
@@ -212,9 +212,28 @@ class Observer:
             self._plans[run] = plan  # Stored plans are immutable, so the observer may cache them.
         return stored
 
+    def _checkpoints(
+        self, session: Session, run: RunId, lineage: tuple[GenerationRecord, ...]
+    ) -> tuple[CheckpointRecord, ...]:
+        """Return the run's newest checkpoints that a restore may use, and the damaged ones between them."""
+        # The number of a job's checkpoints has no limit, and each manifest has an entry per rank. A pass therefore
+        # reads few rows, and decodes each manifest once.
+        path = recovery.path_of(lineage, recovery.newest_started(lineage))
+        rows = checkpoints.newest_usable(
+            session, run, lambda generation, step: recovery.is_on_path(path, Generation(generation), Step(step))
+        )
+        known = self._shards.get(run, {})
+        shards = {key: known[key] for each in rows if (key := (each.generation, each.step)) in known}
+        new = [key for each in rows if (key := (each.generation, each.step)) not in shards]
+        shards |= {key: manifest.shards for key, manifest in checkpoints.manifests(session, run, new).items()}
+        self._shards[run] = shards
+        found = (records.checkpoint_record(each, shards.get((each.generation, each.step))) for each in rows)
+        return tuple(each for each in found if each is not None)
+
     def forget_job(self, run: RunId) -> None:
-        """Drop the cached plan of an ended job."""
+        """Drop the cached plan and checkpoints of an ended job."""
         self._plans.pop(run, None)
+        self._shards.pop(run, None)
 
     def observe_job(self, stored: StoredJob, now: float) -> tuple[JobSpec, JobObserved]:
         """Return the input for a decision about a job at the time `now`, in Unix seconds. Does not wait."""
@@ -405,7 +424,7 @@ class Observer:
         )
 
 
-def _initial(session: Session, job: jobs.SavedJob) -> tuple[CheckpointRecord | None, ...]:
+def _initial(session: Session, job: jobs.SavedJob) -> tuple[CheckpointRecord, ...]:
     """Return another job's checkpoint from which this job starts. Empty without one, or if it was removed."""
     initial = job.spec.initial
     if initial is None:
@@ -414,7 +433,8 @@ def _initial(session: Session, job: jobs.SavedJob) -> tuple[CheckpointRecord | N
         stored = checkpoints.find(session, initial.run_id, step=initial.step, generation=initial.generation)
     except NotFound:
         return ()
-    return (records.initial_checkpoint(stored),)
+    found = records.initial_checkpoint(stored)
+    return () if found is None else (found,)
 
 
 def _takes_in(fleet: fleets.FleetRecord, job: jobs.SavedJob) -> bool:

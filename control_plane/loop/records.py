@@ -39,6 +39,7 @@ from control_plane.db import checkpoints, drills, fleets, implications, incident
 from everstep.protocol.agent_messages import AgentReport, NoticeKind
 from everstep.protocol.codec import resolve
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
+from everstep.protocol.manifest import ManifestShard
 from everstep.protocol.plan import InputChannel, ObjectReference, ScriptPlan, SourceArchive
 
 if TYPE_CHECKING:
@@ -258,14 +259,21 @@ def generation_record(entry: jobs.LineageEntry) -> GenerationRecord:
     )
 
 
-def checkpoint_record(stored: checkpoints.SavedCheckpoint) -> CheckpointRecord | None:
-    """Convert a checkpoint's row to the record that decisions use, or None unless its state is complete."""
-    manifest = stored.contents()
-    if manifest is None or stored.state != checkpoints.COMPLETE:
+def checkpoint_record(
+    stored: checkpoints.SavedCheckpoint, shards: tuple[ManifestShard, ...] | None = None
+) -> CheckpointRecord | None:
+    """Convert a checkpoint's row to the record that decisions use, or None unless its state is complete.
+
+    `shards` are those of its manifest, if the caller knows them.
+    """
+    if shards is None:
+        manifest = stored.contents()
+        shards = None if manifest is None else manifest.shards
+    if shards is None or stored.state != checkpoints.COMPLETE:
         return None
     return CheckpointRecord(
         **as_core(stored, CheckpointRecord, "completed_at"),
-        shards=manifest.shards,
+        shards=shards,
         completed_at=stored.completed_at.timestamp() if stored.completed_at is not None else 0.0,
         is_wrong=stored.is_wrong,
     )

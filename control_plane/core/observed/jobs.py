@@ -343,11 +343,13 @@ class JobObserved:
     """The plan of `record.generation`."""
     lineage: tuple[GenerationRecord, ...]
     checkpoints: tuple[CheckpointRecord, ...]
+    """The newest ones on the path of the newest started generation, and the initial one."""
     assigned: tuple[NodeId, ...]
     """The order is that of assignment."""
     nodes: Mapping[NodeId, NodeObserved]
     """All nodes that are assigned or named in the plan, and possibly others of the fleet."""
     dropped_checkpoints: frozenset[tuple[Generation, Step]] = frozenset()
+    """Checkpoints that must get no manifest again, although agents may still report their shards."""
     price_usd_per_hour: float | None = None
     drill: DrillObserved | None = None
     is_admitted: bool = False

@@ -18,7 +18,6 @@ from everstep.protocol.manifest import SharedObject, decode_manifest, encode_man
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.core.cluster import SimulatedJob, Simulation, fresh
 
-
 MAX_STEP = Step(2**52)
 
 

@@ -10,6 +10,7 @@ from alembic import command
 from control_plane.core.observed.facts import Recorded
 from control_plane.core.observed.incidents import RestartsRanks
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.verification import CheckpointVerdict, VerdictKind
 from control_plane.db import checkpoints, events, fleets, incidents, intents, jobs, nodes, protection, schema, tokens
 from control_plane.db import reports as db_reports
 from control_plane.db.checkpoints import SavedCheckpoint
@@ -116,6 +117,27 @@ def checkpoint(step: int, manifest: bytes | None = None) -> SavedCheckpoint:
         created_at=NOW,
         completed_at=None if manifest is None else NOW,
     )
+
+
+def test_the_newest_usable_checkpoints_lie_on_the_path_behind_any_number_of_others(database, job, lease):
+    """The newest checkpoints are off the path, damaged or in the trash."""
+    with database.write() as session:
+        for step in range(1, 300):
+            checkpoints.record(session, lease, checkpoint(step, b"m"))
+        for step in range(100, 300, 2):
+            found = checkpoints.find(session, job.run_id, step=step, generation=1)
+            checkpoints.set_state(session, job.run_id, found, checkpoints.TRASHED)
+        damaged = checkpoints.find(session, job.run_id, step=97, generation=1)
+        wrong = CheckpointVerdict(kind=VerdictKind.WRONG)
+        checkpoints.store_verdict(session, job.run_id, damaged, verdict=wrong, now=NOW)
+    with database.read() as session:
+        usable = checkpoints.newest_usable(session, job.run_id, lambda generation, step: (generation, step) <= (1, 102))
+        assert [(each.step, each.is_wrong) for each in usable] == [
+            (step, step == 97) for step in (101, *range(99, 99 - checkpoints.USABLE_LIMIT, -1))
+        ]
+        assert {each.manifest for each in usable} == {None}
+        newest = checkpoints.newest_steps(session, job.run_id, 1)
+    assert newest == set(range(300 - checkpoints.USABLE_LIMIT, 300))
 
 
 def test_a_complete_checkpoint_stays_as_it_is(database, job, lease):

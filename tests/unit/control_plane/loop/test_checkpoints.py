@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.core.states import JobState
 from control_plane.core.verification import CheckpointVerdict, Damage, DamageKind
 from control_plane.db import checkpoints, events, jobs
 from control_plane.db.leases import Leaser
+from control_plane.db.models import CheckpointRow
+from control_plane.loop.observer import Observer
 from everstep.protocol.agent_messages import FaultCode, MemberPhase, NoticeKind, TakeCheckpoint
+from everstep.protocol.ids import RunId
 from everstep.protocol.manifest import SharedObject
 from everstep.protocol.plan import ObjectReference
 from tests.sim.world import BUCKET, Agent, World
@@ -363,3 +369,33 @@ async def test_a_deleted_checkpoint_of_a_job_that_a_person_looks_after_is_left_a
         found = events.page(session, events.EventFilter(), limit=10_000)
     (told,) = [event for event in found if event.type == "CheckpointCompleted"]
     assert (told.project, told.fleet_name) == (world.job().project, world.job().fleet_name)
+
+
+@pytest.mark.security
+async def test_a_pass_reads_few_checkpoints_and_decodes_no_manifest_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job has hundreds of checkpoints, because it makes one per step."""
+    world.submit()
+    await world.running()
+    await world.train(3)
+    await world.upload(3)
+    run = RunId(world.job().run_id)
+    with world.database.write() as session:
+        (row,) = session.scalars(select(CheckpointRow))
+        values = {column.name: getattr(row, column.name) for column in CheckpointRow.__table__.columns}
+        session.add_all(CheckpointRow(**{**values, "step": step}) for step in range(4, 300))
+    decoded: list[int] = []
+    manifests = checkpoints.manifests
+
+    def watched(session: Session, run_id: str, keys: Collection[tuple[int, int]]) -> object:
+        decoded.append(len(keys))
+        return manifests(session, run_id, keys)
+
+    monkeypatch.setattr(checkpoints, "manifests", watched)
+    observer = Observer(world.context, world.runner.cloud, world.runner.silence_clock)
+    for _ in range(2):
+        stored = observer.read_job(run)
+        assert [each.step for each in stored.checkpoints] == list(range(299, 299 - checkpoints.USABLE_LIMIT, -1))
+        assert {step for _, step in stored.dropped_checkpoints} == {each.step for each in stored.checkpoints}
+    assert decoded == [checkpoints.USABLE_LIMIT, 0]
