@@ -25,6 +25,7 @@ from fastapi import FastAPI
 from control_plane.api.answers import Answers
 from control_plane.api.archive import SourceLimits
 from control_plane.api.auth import Authenticated, is_token_good
+from control_plane.api.caller_threads import CallerThreads
 from control_plane.api.dashboard import Dashboard
 from control_plane.api.deps import Services
 from control_plane.api.envelope import Envelope
@@ -160,6 +161,7 @@ def create_app(
         raise
     versions = Versions(database)
     registry = AgentRegistry()
+    caller_threads = CallerThreads()
     services = Services(
         database=database,
         tokens=HeldTokens(database, versions, now),
@@ -181,7 +183,8 @@ def create_app(
         authorities=FleetAuthorities(secret),
         server_id=public_id,
         attestation=attestation,
-        feed=EventFeed(database, now),
+        feed=EventFeed(database, now, caller_threads.finish),
+        caller_threads=caller_threads,
         loop_metrics=loop_metrics,
         tracer=tracer,
         readiness=Readiness(),

@@ -15,11 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
+from typing import Protocol, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -28,6 +30,8 @@ from control_plane.db.events import EventFilter, EventRecord
 from control_plane.db.session import Database
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,14 @@ class FeedOptions:
     recent_limit: int = 1_000
     page_limit: int = 500
     """Limit of events per read of the table and per batch."""
+
+
+class Run(Protocol):
+    """Runs a blocking function of an API call in a thread."""
+
+    def __call__(self, work: Callable[[], T]) -> Awaitable[T]:
+        """Return what `work` returns, or raise its error."""
+        ...
 
 
 class TooManyFollowers(Exception):
@@ -101,11 +113,18 @@ class _Follower:
 
 
 class EventFeed:
-    """All event streams of one server. Runs on the server's event loop; reads the database in threads."""
+    """All event streams of one server. Runs on the server's event loop; reads the database in threads.
 
-    def __init__(self, database: Database, now: Callable[[], datetime], options: FeedOptions | None = None) -> None:
+    Only the poll, which all followers share, uses a thread of the loops.
+    """
+
+    def __init__(
+        self, database: Database, now: Callable[[], datetime], run: Run, options: FeedOptions | None = None
+    ) -> None:
+        """Create a feed without followers. `run` runs a follower's read of the database in the turn of its caller."""
         self._database = database
         self._now = now
+        self._run = run
         self._options = options or FeedOptions()
         self._followers: set[_Follower] = set()
         self._recent: deque[EventRecord] = deque()
@@ -132,7 +151,7 @@ class EventFeed:
         try:
             if self._polling is None and not self._is_closed:
                 self._polling = asyncio.create_task(self._poll())
-            position = await asyncio.to_thread(self._read_newest) if after_id is None else after_id
+            position = await self._run(self._read_newest) if after_id is None else after_id
             yield Batch((), position)
             while me.end is None:
                 me.changed.clear()
@@ -170,7 +189,7 @@ class EventFeed:
         if newest is None or position >= newest:
             return Batch((), position)
         if position < self._complete_after:
-            is_good, page = await asyncio.to_thread(self._read_page, position, me.interest)
+            is_good, page = await self._run(partial(self._read_page, position, me.interest))
             if not is_good:
                 self._tell(me, End.TOKEN)
             # This page was read after the poll that found `newest`, so it may contain newer events. The position must

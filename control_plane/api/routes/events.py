@@ -16,8 +16,10 @@ Invariant: a reader that reconnects with the last id it has read receives each l
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
+from functools import partial
 from typing import Annotated, Final
 
 from fastapi import Query, Request
@@ -43,10 +45,13 @@ from control_plane.api.routes.jobs import JobCondition, job_condition
 from control_plane.api.schemas import common as common_schemas
 from control_plane.api.schemas import events as events_schemas
 from control_plane.db import events
-from control_plane.db.events import EventFilter
+from control_plane.db.events import EventFilter, EventRecord
 from control_plane.loop.event_feed import Batch, End, Interest, TooManyFollowers
 
 EVENT_STREAM: Final = "text/event-stream"
+PIECE_BYTES: Final = 64 * 1024
+SHORT_BATCH: Final = 8
+"""Number of events that the event loop encodes itself, as in most batches of new events."""
 _ENDS: Final = {
     End.TOKEN: ("AccessDeniedException", "The token was revoked or has expired."),
     End.SESSION: ("AccessDeniedException", "The session has expired: sign in again."),
@@ -141,7 +146,7 @@ async def stream_events(
             "This server already serves its maximum number of event streams.",
             hint="Retry in a moment, or use ListEvents.",
         ) from error
-    return LiveResponse(_frames(first, batches), EVENT_STREAM)
+    return LiveResponse(_frames(services, first, batches), EVENT_STREAM)
 
 
 def _condition(services: Services, text: str | None, caller: Caller) -> JobCondition:
@@ -164,18 +169,36 @@ def _last_event_id(request: Request, otherwise: int | None) -> int | None:
     return int(header)
 
 
-async def _frames(first: Batch | End, rest: AsyncGenerator[Batch | End, None]) -> AsyncGenerator[bytes, None]:
+def _encoded(records: Iterable[EventRecord]) -> list[bytes]:
+    """Return the frames of events, joined to pieces of about `PIECE_BYTES`."""
+    pieces: list[bytes] = []
+    piece = b""
+    for record in records:
+        event = shaped(record, events_schemas.Event).model_dump_json(by_alias=True, exclude_none=True)
+        piece += f"id: {record.id}\ndata: {event}\n\n".encode()
+        if len(piece) >= PIECE_BYTES:
+            pieces.append(piece)
+            piece = b""
+    return [*pieces, piece] if piece else pieces
+
+
+async def _frames(
+    services: Services, first: Batch | End, rest: AsyncGenerator[Batch | End, None]
+) -> AsyncGenerator[bytes, None]:
     try:
         yield b"retry: 1000\n"
         position = None
         batch = first
         while isinstance(batch, Batch):
-            for record in batch.events:
-                yield (
-                    f"id: {record.id}\ndata: "
-                    f"{shaped(record, events_schemas.Event).model_dump_json(by_alias=True, exclude_none=True)}\n\n"
-                ).encode()
-                position = record.id
+            if batch.events:
+                # Nothing else runs while many events are encoded on the event loop, or sent one by one: as long as the
+                # buffers of a connection have room, sending does not wait.
+                is_short = len(batch.events) <= SHORT_BATCH
+                encode = partial(_encoded, batch.events)
+                for piece in encode() if is_short else await services.caller_threads.finish(encode):
+                    yield piece
+                    await asyncio.sleep(0)
+                position = batch.events[-1].id
             if batch.position != position:
                 position = batch.position
                 yield f"id: {position}\n\n".encode()

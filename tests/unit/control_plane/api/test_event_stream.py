@@ -14,12 +14,14 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
 from control_plane.api import envelope
+from control_plane.api.caller_threads import CallerThreads
 from control_plane.api.sessions import SESSION_SECONDS
 from control_plane.db import events, tokens
 from control_plane.db.events import NewEvent
@@ -100,7 +102,7 @@ def stream(http: httpx.Client, headers: dict[str, str] | None = None, **query: o
 
 def feed(service, **options: Any) -> EventFeed:
     """Replace the service's event feed by a feed with these options, and return it."""
-    made = EventFeed(service.database, service.clock, FeedOptions(**options))
+    made = EventFeed(service.database, service.clock, service.services.caller_threads.finish, FeedOptions(**options))
     service.app.state.services = replace(service.services, feed=made)
     return made
 
@@ -264,6 +266,28 @@ def test_no_token_holds_all_streams(service, http) -> None:
             assert other.status_code == 200
 
 
+@pytest.mark.security
+def test_the_past_is_read_and_encoded_in_the_turn_of_the_caller(service, http, monkeypatch) -> None:
+    """A stream from an old position has long pages. New events come in short batches."""
+    calls: list[str] = []
+    finish = CallerThreads.finish
+
+    async def watched(threads: CallerThreads, work: partial[object]) -> object:
+        calls.append(work.func.__name__)
+        return await finish(threads, work)
+
+    monkeypatch.setattr(CallerThreads, "finish", watched)
+    feed(service)
+    messages = [str(number) for number in range(30)]
+    append(service, *messages)
+    with stream(http, AfterEventId=0) as reader:
+        assert reader.messages(30) == messages
+        assert calls == ["_read_page", "_encoded"]
+        append(service, "new")
+        assert reader.messages(1) == ["new"]
+    assert calls == ["_read_page", "_encoded"]
+
+
 def test_a_reader_that_reads_nothing_is_cut_off_and_comes_back_where_it_was(service, http, monkeypatch) -> None:
     dropped = threading.Event()
     monkeypatch.setattr(envelope.log, "info", lambda *_: dropped.set())
@@ -323,7 +347,9 @@ async def test_what_was_written_between_a_look_and_a_page_comes_once(service) ->
     with service.database.write() as session:
         _, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.VIEWER, project=""), service.clock())
     interest = Interest(token_id=record.id, ends_at=None, project=None, job_name=None, fleet_name=None)
-    made = EventFeed(service.database, service.clock, FeedOptions(poll_seconds=3600.0))
+    made = EventFeed(
+        service.database, service.clock, service.services.caller_threads.finish, FeedOptions(poll_seconds=3600.0)
+    )
     async with aclosing(made.follow(interest, 0)) as before, aclosing(made.follow(interest, 0)) as after:
         assert [await batch_of(before), await batch_of(before)] == [([], 0), (["one", "two"], two)]
         (three,) = append(service, "three")
