@@ -59,12 +59,19 @@ from control_plane.loop.last_logs import LastLogs, evidence_key
 from everstep.protocol.agent_messages import KeepEvidence, KillForDrill, Load
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, NodeId, RunId
-from everstep.protocol.manifest import decode_manifest, encode_manifest
+from everstep.protocol.manifest import CheckpointManifest, decode_manifest, encode_manifest
 from everstep.protocol.plan import ObjectReference
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+MANIFEST_SECONDS = 1.0
+"""Seconds that each manifest costs its run. The database stores every manifest, and the rows of deleted checkpoints."""
+OBJECTS_PER_SECOND = 1_000
+"""Objects that a manifest names per second of this cost, if it names more."""
+MANIFEST_BURST_SECONDS = 1_000.0
+"""Seconds of this cost that a run can use at once: a job with a checkpoint per second never waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +97,8 @@ class Executor:
         self._context = context
         self._renewed = renewed
         self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._paid_until: dict[RunId, float] = {}
+        """Monotonic seconds to which each run's manifests have used up its rate."""
         self._last_logs = LastLogs(context)
 
     def send(self, action: JobAction | FleetAction) -> None:
@@ -107,7 +116,21 @@ class Executor:
     def put_manifest(self, lease: Lease, action: PutManifest) -> None:
         """Start to write a manifest to S3 and its checkpoint to the database, unless this work is in progress."""
         key = f"manifest/{action.manifest.run}/{action.manifest.generation}/{action.manifest.step}"
-        self.begin_work(key, lambda: self._put(lease, key, action))
+        if key not in self._under_way and self._has_turn(action.manifest):
+            self.begin_work(key, lambda: self._put(lease, key, action))
+
+    def _has_turn(self, manifest: CheckpointManifest) -> bool:
+        """Return whether a run may write a manifest now, and count it. A later pass decides again."""
+        now = self._context.monotonic()
+        seconds = max(1, len(manifest.shards) + len(manifest.shared)) / OBJECTS_PER_SECOND
+        paid_until = max(self._paid_until.get(manifest.run, float("-inf")), now - MANIFEST_BURST_SECONDS)
+        paid_until += max(MANIFEST_SECONDS, seconds)
+        if paid_until > now:
+            return False
+        self._paid_until[manifest.run] = paid_until
+        for run in [run for run, until in self._paid_until.items() if until < now - MANIFEST_BURST_SECONDS]:
+            del self._paid_until[run]
+        return True
 
     def keep_evidence(self, lease: Lease, action: SendKeepEvidence) -> None:
         """Let the agent of a node that a person will inspect store its logs in S3, and note that they are stored."""
@@ -254,11 +277,11 @@ class Executor:
 
     async def _put(self, lease: Lease, key: str, action: PutManifest) -> None:
         manifest = action.manifest
-        body = encode_manifest(manifest)
+        body = await asyncio.to_thread(encode_manifest, manifest)
         detail: dict[str, object] = {"bucket": action.at.bucket, "key": action.at.key}
         call = Call(key=key, name="PutManifest", detail=detail, make=lambda: self._write(lease, call, action.at, body))
         try:
-            decode_manifest(body)
+            await asyncio.to_thread(decode_manifest, body)
             intent = await asyncio.to_thread(self._begin, lease, call)
             if intent.state is IntentState.OPEN:
                 await asyncio.to_thread(call.make)

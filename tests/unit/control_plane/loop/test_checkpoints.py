@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,15 +13,17 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from control_plane.cloud.errors import CloudUnavailable
+from control_plane.core.actions import PutManifest
 from control_plane.core.states import JobState
 from control_plane.core.verification import CheckpointVerdict, Damage, DamageKind
 from control_plane.db import checkpoints, events, jobs
-from control_plane.db.leases import Leaser
+from control_plane.db.leases import Lease, Leaser
 from control_plane.db.models import CheckpointRow
+from control_plane.loop.executor import Executor
 from control_plane.loop.observer import Observer
 from everstep.protocol.agent_messages import FaultCode, MemberPhase, NoticeKind, TakeCheckpoint
-from everstep.protocol.ids import RunId
-from everstep.protocol.manifest import SharedObject
+from everstep.protocol.ids import Generation, JobName, RunId, Step
+from everstep.protocol.manifest import CheckpointManifest, SharedObject
 from everstep.protocol.plan import ObjectReference
 from tests.sim.world import BUCKET, Agent, World
 
@@ -399,3 +402,35 @@ async def test_a_pass_reads_few_checkpoints_and_decodes_no_manifest_again(
         assert [each.step for each in stored.checkpoints] == list(range(299, 299 - checkpoints.USABLE_LIMIT, -1))
         assert {step for _, step in stored.dropped_checkpoints} == {each.step for each in stored.checkpoints}
     assert decoded == [checkpoints.USABLE_LIMIT, 0]
+
+
+@pytest.mark.security
+@pytest.mark.parametrize(("object_count", "most"), [(0, 1000), (40_000, 25)])
+def test_a_run_writes_manifests_at_a_limited_rate(
+    world: World, monkeypatch: pytest.MonkeyPatch, object_count: int, most: int
+) -> None:
+    """A hostile agent reports new steps of its job, which it claims to be committed, as fast as it can."""
+    begun: list[str] = []
+    monkeypatch.setattr(Executor, "begin_work", lambda executor, key, work: begun.append(key))
+    executor = Executor(replace(world.context, monotonic=lambda: 0.0), lambda lease: lease)
+    lease = Lease(kind="job", key="a", owner="test", counter=1)
+    objects = tuple(SharedObject(key="k", object_bytes=1, sha256=f"{each:064x}") for each in range(object_count))
+
+    def put(run: str, step: int) -> None:
+        manifest = CheckpointManifest(
+            version=4,
+            job=JobName("gpt"),
+            run=RunId(run),
+            generation=Generation(1),
+            parent_chain=(),
+            step=Step(step),
+            shards=(),
+            frozen=objects,
+        )
+        executor.put_manifest(lease, PutManifest(at=ObjectReference(bucket=BUCKET, key="k"), manifest=manifest))
+
+    for step in range(2 * most):
+        put("hostile", step)
+    assert len(begun) == most
+    put("other", 1)
+    assert begun[-1] == "manifest/other/1/1"
