@@ -71,6 +71,7 @@ async def test_the_coordinator_is_asked_until_the_checkpoint_is_there(world: Wor
     await world.tick()
     assert asked(world) == [(world.plan().coordinator, 1, 5)]
     assert not any(message.ends_exports for _, message in world.said if isinstance(message, TakeCheckpoint))
+    await world.train(2)
     await world.upload(6)
     world.said.clear()
     for _ in range(5):
