@@ -102,7 +102,7 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
     impairments = track_impairments(
         record.impairments,
         tuple(nodes.values()),
-        out_of_view | ({leaving} if leaving is not None else set()),
+        out_of_view.union(() if leaving is None else (leaving,)),
         progress,
         now,
         policy.timeouts,

@@ -65,7 +65,6 @@ from tests.integration.worker.agent.fleet import (
     payload,
     until,
 )
-from worker.agent import lifecycle
 from worker.agent.promise import Promise, PromiseFile
 from worker.core.metric_outbox import MAX_SENT
 from worker.core.rounds import NONE
@@ -185,10 +184,7 @@ def node_faults(fleet: Fleet, node: Node) -> list[str]:
     return [fault.code for fault in fleet.control.reports[node.id].faults]
 
 
-async def test_a_node_promises_nothing_until_the_processes_of_its_ranks_have_ended(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lifecycle, "RECHECK_SECONDS", 0.0)
+async def test_a_node_promises_nothing_until_the_processes_of_its_ranks_have_ended(fleet: Fleet) -> None:
     await fleet.launch()
     await fleet.train(2)
     slow = fleet.nodes[1]
