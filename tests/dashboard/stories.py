@@ -2,8 +2,8 @@
 
     python -m tests.dashboard.stories --count 1000 [--seed 7]
 
-At a few *moments* of a random story of the simulation, `random_story` records the answers of the API. Each process plays
-a part of the stories, writes their moments as JSON, and starts vitest to render the pages
+At a few *moments* of a random story of the simulation, `random_story` records the answers of the API. Each process
+plays a part of the stories, writes their moments as JSON, and starts vitest to render the pages
 (`web/test/stories.test.tsx`). A failure names the seed of its story. The same seed repeats the story.
 """
 
