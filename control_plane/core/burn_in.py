@@ -69,11 +69,13 @@ def follow(
     if record is None:
         return BurnIn(number=1, level=BOOT_LEVEL, ordered_at=now) if can_test(node) else None
     if record.is_pending and node.burn_in is not None and node.burn_in.number == record.number:
-        record = replace(record, result=node.burn_in, ended_at=now)
+        record = replace(record, result=node.burn_in, ended_at=max(now, record.ordered_at))
     if record.result is None:
         return record
-    if any(line.at > record.ended_at for line in node.history):
-        return renewed(record, now)
+    newest = max((line.at for line in node.history), default=record.ended_at)
+    if newest > record.ended_at:
+        # If the clock has stepped back since the incident, the next result still counts as later than the incident.
+        return renewed(record, max(now, newest))
     if record.is_pending:
         return record
     if slow_test(record.result, others) is not None:

@@ -118,6 +118,18 @@ def test_a_node_in_a_new_incident_is_tested_before_its_next_job() -> None:
     assert followed(record(result()), node=replace(NODE, history=(earlier,))) == record(result())
 
 
+def test_a_node_is_tested_once_after_an_incident_that_lies_in_the_future_because_the_clock_stepped_back() -> None:
+    line = Implication(node_id=NODE.node_id, incident_id="inc-1", at=NOW + 3600, what="agent_lost", evidence=NOTHING)
+    node = replace(NODE, history=(line,))
+    suspect = followed(record(result()), node=node, now=NOW + 6)
+    assert suspect is not None
+    assert suspect.number == 2
+    tested = followed(suspect, node=replace(node, burn_in=result(number=2)), now=NOW + 7)
+    assert tested is not None
+    assert tested.result is not None
+    assert followed(tested, node=replace(node, burn_in=result(number=2)), now=NOW + 8) == tested
+
+
 def test_a_node_that_returns_to_service_is_untested() -> None:
     assert renewed(record(result()), NOW) == BurnIn(number=2, level=1, ordered_at=NOW)
     assert renewed(None, NOW) is None
