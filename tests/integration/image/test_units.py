@@ -79,8 +79,13 @@ def run_script(name: str, folder: Path, *arguments: str, **environment: str) -> 
 @pytest.fixture
 def storage(tmp_path: Path) -> Path:
     """Write programs that replace `mkfs.ext4`, `mount` and `mdadm`: they append their arguments to the file `calls`."""
-    for name in ("mkfs.ext4", "mount", "mdadm"):
-        script(tmp_path / "bin" / name, f'echo {name} "$@" >>{tmp_path}/calls; [ "$1" != --assemble ]')
+    for name in ("mkfs.ext4", "mount"):
+        script(tmp_path / "bin" / name, f'echo {name} "$@" >>{tmp_path}/calls')
+    # The real mdadm neither assembles an active array nor finds a superblock on a new volume.
+    script(
+        tmp_path / "bin" / "mdadm",
+        f'echo mdadm "$@" >>{tmp_path}/calls\n[ "$1" = --create ] || [ -e {tmp_path}/superblocks ]',
+    )
     script(tmp_path / "bin" / "mountpoint", "exit 1")
     script(tmp_path / "bin" / "blkid", f"cat {tmp_path}/type")
     (tmp_path / "type").write_text("")
@@ -106,7 +111,7 @@ def volumes(folder: Path, count: int) -> None:
             2,
             "",
             [
-                "mdadm --assemble {md} /dev/nvme0n1 /dev/nvme1n1",
+                "mdadm --examine /dev/nvme0n1",
                 "mdadm --create {md} --run --force --homehost=any --level=0 --raid-devices=2 /dev/nvme0n1 /dev/nvme1n1",
                 "mkfs.ext4 -q -m 5 -E lazy_itable_init=1,nodiscard {md}",
                 "mount {options} {md}",
@@ -125,6 +130,36 @@ def test_the_instance_store_becomes_the_state_directory(storage: Path, count: in
     wanted = [call.format(**words) for call in calls]
     assert found == [f"{call} {storage / 'state'}" if call.startswith("mount") else call for call in wanted]
     assert (storage / "state").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("active", "calls"),
+    [
+        pytest.param(["md127"], ["mount {options} /dev/md127"], id="udev has assembled it"),
+        pytest.param(
+            [],
+            [
+                "mdadm --examine /dev/nvme0n1",
+                "mdadm --assemble {md} /dev/nvme0n1 /dev/nvme1n1",
+                "mount {options} {md}",
+            ],
+            id="nobody has assembled it",
+        ),
+    ],
+)
+def test_an_array_is_mounted_again_after_a_reboot(storage: Path, active: list[str], calls: list[str]) -> None:
+    volumes(storage, 2)
+    (storage / "type").write_text("ext4")
+    (storage / "superblocks").touch()
+    for name, member in [("md126", "sda"), *((name, "nvme0n1") for name in active)]:
+        (storage / "block" / name / "slaves" / member).mkdir(parents=True)
+    folders = (str(storage / each) for each in ("state", "by-id", "block"))
+    done = run_script("instance-store", storage, *folders)
+    assert done.returncode == 0, done.stderr
+    words = {"options": "-o noatime,nodev,nosuid", "md": "/dev/md/everstep"}
+    wanted = [call.format(**words) for call in calls]
+    found = (storage / "calls").read_text().splitlines()
+    assert found == [f"{call} {storage / 'state'}" if call.startswith("mount") else call for call in wanted]
 
 
 @pytest.mark.parametrize(
