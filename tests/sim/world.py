@@ -1098,18 +1098,6 @@ class World:
             agent.phase_of = dict.fromkeys(agent.boundary, "rehearse")
             agent.limit_of = dict.fromkeys(agent.boundary, limit_seconds)
 
-    def all_reduce(self, partner: BurnInPartner) -> BurnInTest:
-        """Return the result of an all-reduce. It is unknown if the partner works for a job, or cannot be reached."""
-        other = self.world.agents.get(partner.node_id)
-        if other is None or other.run is not None or {self.node_id, other.node_id} & self.world.cut:
-            outcome = BurnInOutcome.UNKNOWN
-        elif self.denies_sums or self.spoils_sums or other.spoils_sums:
-            outcome = BurnInOutcome.FAILED
-        else:
-            outcome = BurnInOutcome.PASSED
-        rate = 1_000_000 if outcome is BurnInOutcome.PASSED else None
-        return BurnInTest(name="all-reduce", outcome=outcome, rate=rate)
-
     def end_rehearsal(self, *verdicts: RehearsalVerdict | None, seconds: float = 3.0) -> None:
         """Let each rank train again and report its verdict, or nothing."""
         for agent in self.team():
