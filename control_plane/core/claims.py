@@ -53,7 +53,7 @@ def _of_member(member: MemberReport) -> Iterable[tuple[Generation, Step]]:
 def supported(seen: JobObserved, record: JobRecord, claims: Mapping[NodeId, Step]) -> Step:
     """Return the highest step that two nodes name, or one node if the job has no other, or that the record contains."""
     named = second(claims.values()) if _has_witnesses(seen) else max(claims.values(), default=NO_STEP)
-    return max(record.max_boundary, named)
+    return max(record.max_boundary, record.base_step, named)
 
 
 def limit(seen: JobObserved, record: JobRecord, claims: Mapping[NodeId, Step], now: float) -> Step:

@@ -222,7 +222,9 @@ def _usable(survey: Survey) -> Callable[..., bool]:
 
     def usable(rank: Rank, origin: Generation, step: Step, digest: bytes = b"", *, is_object: bool) -> bool:
         is_refused = any((rank, is_object, origin, step, each) in refused for each in (b"", digest))
-        return 0 < step <= survey.limit and is_on_path(survey.path, origin, step) and not is_refused
+        # The control plane itself has written the checkpoints in S3, and another job the initial one.
+        is_possible = is_object or step <= survey.limit
+        return step > 0 and is_possible and is_on_path(survey.path, origin, step) and not is_refused
 
     return usable
 

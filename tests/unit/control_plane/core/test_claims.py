@@ -78,6 +78,11 @@ def test_the_time_since_the_record_limits_what_one_node_claims(
     assert claims.limit(seen(nodes), RECORD, named(**steps), 1000.0 + seconds) == expected
 
 
+def test_the_base_that_the_control_plane_has_chosen_needs_no_further_witness() -> None:
+    record = replace(RECORD, base_step=Step(620), boundary=Step(620))
+    assert claims.supported(seen(2), record, named(a=620)) == 620
+
+
 def test_a_commit_that_one_node_invents_does_not_raise_the_highest_step_for_ever() -> None:
     simulation = fresh()
     job = simulation.jobs[0]

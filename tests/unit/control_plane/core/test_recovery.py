@@ -327,3 +327,8 @@ def test_an_owner_that_lost_its_slot_does_not_hide_a_step_that_two_nodes_name() 
 def test_no_step_above_the_limit_is_restored() -> None:
     inventories = {A: [slot(0, 2, 12), slot(0, 2, 11)], B: [slot(1, 2, 12), slot(1, 2, 11)]}
     assert recovery.choose(survey(inventories, limit=Step(11))).base_step == 11
+
+
+def test_a_checkpoint_above_the_limit_is_restored() -> None:
+    stored = checkpoint(12, 2)
+    assert recovery.choose(survey({A: [], B: []}, limit=Step(11), checkpoints=(stored,))).base_step == 12
