@@ -198,6 +198,7 @@ class Lifecycle:
     async def _fulfil(self, membership: Membership) -> None:
         """End all ranks of older generations, as the new promise requires, and list what they left on this node."""
         self.is_unsettled = True
+        self.faults = ()
         await self.end_member()
         if await self.has_ended(membership.run):
             self._settle(membership)
@@ -205,14 +206,15 @@ class Lifecycle:
             self._begin(self._await_end(membership))
 
     async def has_ended(self, run: RunId) -> bool:
-        """Return whether no process of a run's ranks exists. Otherwise report the fault RANKS_NOT_GONE."""
-        self.faults = ()
+        """Return whether no process of a run's ranks exists. Otherwise report the fault RANKS_NOT_GONE until then."""
         try:
             await self.supervisor.prove_gone(run)
         except RanksNotGone as error:
             log.warning("%s", error)
+            self.faults = ()
             self.fault(FaultCode.RANKS_NOT_GONE, str(error))
             return False
+        self.faults = ()
         return True
 
     async def _await_end(self, membership: Membership) -> None:

@@ -194,6 +194,11 @@ async def test_a_node_promises_nothing_until_the_processes_of_its_ranks_have_end
     await until("the other promises", lambda: fleet.control.member(fleet.nodes[2].id))
     assert fleet.control.member(slow.id) is None
     slow.shim.remaining = 0
+    slow.shim.proof.clear()  # the next attempt begins, and takes long
+    sequence = fleet.control.reports[slow.id].sequence
+    await until("later reports", lambda: fleet.control.reports[slow.id].sequence > sequence + 2)
+    assert node_faults(fleet, slow) == ["ranks_not_gone"]
+    slow.shim.proof.set()
     await preparing
     await until("the end of the fault", lambda: node_faults(fleet, slow) == [])
     member = fleet.control.member(slow.id)
