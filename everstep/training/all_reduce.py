@@ -33,7 +33,7 @@ def _run(local_rank: int, local_count: int, node: int, address: str, port: int, 
     at = (address, port, count, rank == 0, LIMIT)
     store = distributed.TCPStore(*at, master_listen_fd=listener)  # type: ignore[attr-defined]
     if local_rank == 0:
-        print("met", flush=True)  # noqa: T201
+        _say("met")
     distributed.init_process_group(store=store, rank=rank, world_size=count, timeout=LIMIT)
     device, size = (f"cuda:{local_rank}", 1 << 26) if torch.cuda.is_available() else ("cpu", 1 << 20)
     # Floats represent these integers and their sums exactly, in any order of additions.
@@ -43,12 +43,17 @@ def _run(local_rank: int, local_count: int, node: int, address: str, port: int, 
         begun = time.perf_counter()
         distributed.all_reduce(total)
         if not torch.equal(total, share * (count * (count + 1) // 2)):  # Waits for the GPU.
-            print("wrong", flush=True)  # noqa: T201
+            _say("wrong")
             os._exit(1)
         durations.append(time.perf_counter() - begun)
     if local_rank == 0:
-        print(f"rate {int(2 * (count - 1) / count * share.nbytes / min(durations))}", flush=True)  # noqa: T201
+        _say(f"rate {int(2 * (count - 1) / count * share.nbytes / min(durations))}")
     os._exit(0)  # Torch's own exit aborts the process if another rank has exited.
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

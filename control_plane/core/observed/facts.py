@@ -164,7 +164,7 @@ class OutOfView(Value, frozen=True):
     seconds: float
     limit_seconds: float | None = None
     is_accuser: bool = False
-    """Whether instead the node reports that others do not answer it, as it did before, and nobody reports the same."""
+    """Whether the node itself accuses others, for the second time, and no other member confirms it."""
 
 
 class Absence(StrEnum):

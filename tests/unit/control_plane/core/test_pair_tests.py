@@ -113,7 +113,9 @@ def test_two_idle_spares_receive_orders_for_the_same_all_reduce_once_a_day() -> 
     fleet.now += RETEST_SECONDS - LIMIT_SECONDS
     assert not orders_of(fleet.decide())
     fleet.now += LIMIT_SECONDS
-    fleet.rows = {id: replace(row, burn_in=replace(row.burn_in, ended_at=fleet.now)) for id, row in fleet.rows.items()}  # type: ignore[type-var]
+    fleet.rows = {
+        node_id: replace(row, burn_in=replace(row.burn_in, ended_at=fleet.now)) for node_id, row in fleet.rows.items()
+    }  # type: ignore[type-var]
     assert orders_of(fleet.decide())
 
 
